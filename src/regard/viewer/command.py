@@ -1,4 +1,4 @@
-"""`regard look`: from the command line to scenes, and from those to the page, the terminal or files."""
+"""The command `regard look`."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Progress = Callable[[str], object]
 def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
     """Run the command.
 
-    Raises ValueError for input that cannot be served, before any work where that can be.
+    Raises ValueError for invalid arguments, where possible before any work.
     """
     text = _text(arguments)
     paths = [target for path in arguments.save for target in saving.targets(path)]
@@ -101,7 +101,7 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
 def _text(arguments: Namespace) -> str | None:
     """Return the text to read, None if none was given.
 
-    Raises ValueError for arguments that do not go together.
+    Raises ValueError for conflicting arguments.
     """
     if arguments.given is not None and arguments.text is not None:
         raise ValueError("give TEXT or --text, not both")
@@ -118,7 +118,7 @@ def _text(arguments: Namespace) -> str | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """Return a number where the text is one."""
+    """Return the text as a number if it is one."""
     try:
         return text if text is None else int(text)
     except ValueError:

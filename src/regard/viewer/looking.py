@@ -36,30 +36,29 @@ def look(
     """Look at attention: every head, and any part of its map exactly, at any length.
 
     In a notebook the page is returned as a widget. Elsewhere it is served to this machine alone,
-    under an address with a secret, and opened in a browser; with `save` it is written to files
-    instead.
+    under a secret address, and opened in a browser. With `save` it is written to files instead.
 
     Args:
         what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`;
-            or a `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`; or nothing:
+            or a `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`. Without it
             the small trained model that ships with regard reads `text`.
         key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the
             weighted sum is shown.
-        text: what a model reads.
-        tokenizer: of transformers, for a model of one's own.
-        tokens, key_tokens: pieces of text, one for each query and each key; `tokens` are of both if
-            those are as many.
-        lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is
-            needed.
-        sequence: of a model that reads several (an encoder and a decoder), the one to look at: its
-            number, or a part of its name. The page shows all unless given; a file shows one.
-        save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending
-            .html, .svg and, where matplotlib is installed (the extra `plots`), .png.
-        with_model: save regard's own model in the page too, which then reads texts that are typed.
-        port: to serve at; any that is free unless given.
+        text: the text that a model reads.
+        tokenizer: the tokenizer of a PyTorch model, with the interface of transformers.
+        tokens, key_tokens: pieces of text, one for each query and each key. `tokens` serves both if
+            there are as many keys as queries.
+        lse: (..., h, n_q), from an earlier call with `observe=["lse"]`. By default it is computed
+            when needed.
+        sequence: the number, or a part of the name, of one sequence of a model that reads several
+            (encoder and decoder). The page shows all by default; a file shows one.
+        save: a path, or several: .html (the page in one file), .svg, .png, .npz. Without an ending:
+            .html, .svg and, if matplotlib is installed (the extra `plots`), .png.
+        with_model: embed regard's own model in the saved page, which then runs it on typed texts.
+        port: the port to serve at, by default any free one.
         open_browser: whether to open the page.
-        block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is
-            returned, whose `close()` ends it.
+        block: serve until interrupted. By default only scripts wait. At a prompt a `Viewer` is
+            returned, and its `close()` ends it.
         options: those of `regard.attention`, such as `causal=True`, `mask` and `score`.
 
     Raises:
@@ -159,7 +158,7 @@ def scenes_of(
 
 
 def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
-    """Capture what a PyTorch model attends to while it reads a text."""
+    """Capture the attention of a PyTorch model that reads a text."""
     import torch
 
     from regard.interpret.capture.captured import capture
@@ -179,7 +178,7 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
 
 
 def numpy_of(x: Any) -> Array:
-    """Return an array of any library as a NumPy one."""
+    """Return an array of any library as a NumPy array."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and isinstance(x, tensor):
         from regard.core.tensors import array
@@ -189,9 +188,9 @@ def numpy_of(x: Any) -> Array:
 
 
 def in_notebook() -> bool:
-    """Return True in Jupyter's shell, or one made of it, as in Colab.
+    """Return whether this is Jupyter's shell or a subclass of it, as in Colab.
 
-    Spyder has one too, and no place for widgets.
+    Spyder's is excluded: it cannot show widgets.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     names = [kind.__name__ for kind in type(shell).__mro__]

@@ -2,16 +2,16 @@
 
 | Module | Contents |
 |---|---|
-| `questions` | a question of the page: scene, head, queries, keys |
+| `questions` | a request of the page: scene, head, queries, keys |
 | `pyramid` | a head's weights as a map that zooms |
 | `profiles` | weight by distance, entropy and attention received along a sequence |
-| `ablation` | the example model without one head: loss and odds; the length of values |
+| `ablation` | the example model without one head: loss and next-token odds; norms of values |
 | `matrices` | every matrix of a small head; the scores of one query before and after the mask |
 | `stages` | one query and one key, step by step |
 | `scores` | scores of heads as a table |
-| `finding` | the head that is shown first, why, and where a row looks most |
+| `finding` | the head to show first, with the reason; the key that a query looks at most |
 | `tour` | the steps of the guided tour |
-| `sentences` | all that page, terminal and pictures say: lines above views, a glossary, patterns |
+| `sentences` | texts of the page, terminal and pictures: lines above views, a glossary, patterns |
 | `dots` | q · k before scale and softmax, and how its variance grows with d |
-| `summary` | a model and a text: what terminal, page and picture draw |
+| `summary` | a model and a text, as the terminal, page and picture draw them |
 """

@@ -1,4 +1,4 @@
-"""The example model without one of its heads: the loss of a text, and the odds of the next token."""
+"""The example model without one head: the loss of a text, and next-token odds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,15 @@ from regard.viewer.scene.scenes import Head, Scene
 from regard.viewer.scene.sources import Settings
 
 LIKELIEST = 5
-"""Next tokens that are listed, of each of two runs."""
+"""Next tokens listed from each of two runs."""
 
 
 @dataclass(frozen=True)
 class Odds:
-    """The probability that a token follows, before and after a head is taken away. actual: it does follow."""
+    """The probability of a next token, before and after a head is removed.
+
+    actual: the text continues with this token.
+    """
 
     token: str
     before: float
@@ -35,13 +38,16 @@ def run(model: ExampleModel, scene: Scene, heads: Mapping[tuple[int, int], Repla
 
 
 def every_head(model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]) -> Losses:
-    """Return the loss of a scene's text with all heads, and without each."""
+    """Return the loss of a scene's text with all heads, and without each of them."""
     ids, options = _arguments(scene)
     return losses_without(model, ids, how, progress, **options)
 
 
 def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
-    """Return the likeliest tokens after position i in either run, and the one that follows."""
+    """Return the odds of next tokens after position i, by probability before.
+
+    They include the likeliest `LIKELIEST` of each run, and the token that follows in the text.
+    """
     shares = _softmax(before.logits[i]), _softmax(after.logits[i])
     actual = int(before.ids[i + 1]) if i + 1 < len(before.ids) else None
     listed = {int(byte) for share in shares for byte in np.argsort(-share, kind="stable")[:LIKELIEST]}
@@ -53,13 +59,13 @@ def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
 
 
 def value_norms(head: Head) -> NDArray[np.float32]:
-    """Return the length of each value, ‖v_j‖, (n_k,)."""
+    """Return the norm of each value, ‖v_j‖, (n_k,)."""
     value = head.problem.value[0].astype(np.float64)
     return np.asarray(np.sqrt((value * value).sum(-1)), np.float32).reshape(-1)
 
 
 def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """Return the ids and options of `ExampleModel.run` that made the scene."""
+    """Return the ids and options of `ExampleModel.run` for a scene."""
     assert scene.ids is not None
     settings = Settings.of(scene.settings or {})
     return scene.ids[0], {"temperature": settings.temperature, "scale": settings.scaled, "causal": settings.causal}

@@ -1,4 +1,7 @@
-"""Dot products of queries and keys, before scale and softmax: what the page scales in other ways."""
+"""Dot products of queries and keys, before scale and softmax.
+
+The page applies scales of its own to them.
+"""
 
 from typing import Any
 
@@ -8,11 +11,11 @@ from numpy.typing import NDArray
 from regard.viewer.scene.scenes import Head
 
 PAIRS, ORDERS = 2048, 16
-"""Pairs that a variance is taken over, and orders of features that it is averaged over."""
+"""Random pairs per variance, and orders of features to average over."""
 
 
 def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
-    """Return q · k of these queries and keys, (rows, cols); NaN where a pair is hidden for sure."""
+    """Return q · k as float32 (rows, cols), NaN where a pair is certainly hidden."""
     p = head.problem
     q, k = (
         np.asarray(x[0], np.float64)
@@ -26,9 +29,9 @@ def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
 
 
 def variance(head: Head) -> dict[str, Any]:
-    """Return Var(q · k) over random pairs of a query and a key, of 1, 2, ..., d of their features.
+    """Return Var(q · k) over random pairs, from 1, 2, ..., d of their features.
 
-    The features are taken in random orders; the variance is the mean over those.
+    Features are added in random order. The variance is the mean over `ORDERS` orders.
     """
     p, rng = head.problem, np.random.default_rng(0)
     i, j = rng.integers(0, p.n_q, PAIRS), rng.integers(0, p.n_k, PAIRS)

@@ -1,4 +1,4 @@
-"""A finding to begin with: the head to open on, the key its last query looks at most, and why."""
+"""A finding to begin with: the head to open on, and where its last query looks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from regard.viewer.data import sentences
 from regard.viewer.scene.scenes import Scene
 
 LONGEST_RUN = 24
-"""Tokens of a repeated run that are looked for, and named."""
+"""The longest repeated run to search for and name, in tokens."""
 
 EVERY = 2**20
-"""Pairs of a scene, over all heads, up to which every row is looked at; of more, some are sampled."""
+"""Pairs of a scene, over all heads, above which queries are sampled."""
 
 SAMPLED = 2**21
-"""Pairs that a sample looks at, about."""
+"""Approximate number of pairs in a sample."""
 
 FEWEST, MOST = 4, 64
-"""Rows of a sample."""
+"""Minimum and maximum number of queries of each head in a sample."""
 
 
 class Candidate(NamedTuple):
-    """A head's place, and the scores that a finding is chosen by."""
+    """A head, and its scores that a finding depends on."""
 
     layer: int
     head: int
@@ -35,7 +35,10 @@ class Candidate(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """The chosen head; `by` says whether it was chosen by induction, `highest` is the best induction score."""
+    """The chosen head, and the scores that explain the choice.
+
+    by_induction: it was chosen as an induction head. highest: the largest induction score of all heads.
+    """
 
     layer: int
     head: int
@@ -45,9 +48,9 @@ class Pick(NamedTuple):
 
 
 def pick(candidates: Iterable[Candidate]) -> Pick:
-    """Choose the strongest induction head; without one, the head with the most concentrated weights.
+    """Choose the strongest induction head, else the most concentrated head.
 
-    Heads that rest on the first token count as concentrated only where there are no others.
+    Heads that rest on the first token count as concentrated only if there are no others.
 
     >>> pick([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.2, 0.0, 0.5)])[:3]
     (0, 1, False)
@@ -64,7 +67,7 @@ def pick(candidates: Iterable[Candidate]) -> Pick:
 
 
 def sample_rows(scene: Scene) -> int:
-    """Return how many queries of each head are looked at for a finding."""
+    """Return the number of queries to sample from each head for a finding."""
     pairs = sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers)
     if pairs <= EVERY:
         return scene.layers[0].problem.n_q
@@ -81,7 +84,9 @@ def why(picked: Pick, name: str, *, cross: bool, tokens: bool) -> str:
 
 
 def run_before(queries: Sequence[str], keys: Sequence[str], i: int, j: int, least: int = 1) -> str:
-    """Return the longest run of tokens that ends both at query i and before key j; empty if shorter than `least`.
+    """Return the longest run of tokens that ends both at query i and before key j.
+
+    Empty if it has fewer than `least` tokens.
 
     >>> run_before("abcabc", "abcabc", 5, 3), run_before("abcabc", "abcabc", 5, 3, 4)
     ('abc', '')
@@ -93,13 +98,16 @@ def run_before(queries: Sequence[str], keys: Sequence[str], i: int, j: int, leas
 
 
 def name_of(labels: Sequence[str], index: int) -> str:
-    """Return a token as it is spoken of: its number, and itself where there is one."""
+    """Return a token's index, with its text if there is one."""
     return f"{index:,} {sentences.quoted(labels[index])}" if labels else f"{index:,}"
 
 
 @dataclass(frozen=True)
 class RowSentence:
-    """The key that one query looks at most, its weight, and the sentence; −1 and 0 without one."""
+    """The key with the largest weight of a query, and a sentence about it.
+
+    key is −1 and weight 0 if the query sees no key.
+    """
 
     key: int
     weight: float
@@ -109,9 +117,9 @@ class RowSentence:
 def row_sentence(
     row: NDArray[np.floating], i: int, n_q: int, queries: Sequence[str], keys: Sequence[str], prefix: int = 1
 ) -> RowSentence:
-    """Say where query i looks most; `row` (n_k,) are its weights, NaN where a key is hidden.
+    """Return where query i looks most, as a sentence.
 
-    A repeated run is named from `prefix` tokens on.
+    row: its weights (n_k,), NaN where a key is hidden. prefix: tokens from which a repeated run is named.
     """
     query = name_of(queries, i)
     seen = np.nan_to_num(row)

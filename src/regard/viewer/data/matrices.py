@@ -1,4 +1,4 @@
-"""Every matrix of one small head, as `regard.steps` gives it, and the scores of one query in a head of any size."""
+"""Every matrix of a small head, and one query's scores in a head of any size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from regard.reference import specification
 from regard.viewer.scene.scenes import Projections, SceneLayer
 
 MOST = 128
-"""Queries, and keys, of a head whose matrices are shown whole."""
+"""Maximum number of queries, and of keys, to show whole matrices of a head."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepMatrix:
-    """A step of one head: what `regard.steps` says of it, and its values (rows, columns); lse is one column.
+    """A step of `regard.steps` in one head, with its values (rows, columns).
 
-    Of a row of projected queries or keys the first `rotary` features are rotated next, a with a + rotary / 2.
+    lse is one column. rotary: features of projected queries or keys that are rotated next, a with a + rotary / 2.
     """
 
     name: str
@@ -34,10 +34,10 @@ class StepMatrix:
 def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]:
     """Return the steps of one head.
 
-    Raises ValueError if it has more than `MOST` queries or keys.
+    Values and output are omitted if the layer has no values. If the model is known, projections are included: those of
+    queries, keys and values before the steps, that of the joined heads after them.
 
-    Values and output are left out where the layer has no values. Where the model is known, the projections stand
-    around the steps: those that make queries, keys and values before them, what all heads write after them.
+    Raises ValueError for more than `MOST` queries or keys.
     """
     p = part_of(layer.problem, b, head)
     if max(p.n_q, p.n_k) > MOST:
@@ -53,7 +53,7 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
 
 
 def _before(made: Projections, d: int, d_v: int, head: int, b: int) -> Iterator[StepMatrix]:
-    """Yield what makes the queries, keys and values of a head."""
+    """Yield the input and the projections of a head's queries, keys and values."""
     x, own = made.x[b], slice(head * d, (head + 1) * d)
     yield StepMatrix("input", "X", "X[i,c]", "", _matrix(x))
     source, name = x, "X[j,c]"
@@ -76,7 +76,7 @@ def _before(made: Projections, d: int, d_v: int, head: int, b: int) -> Iterator[
 
 
 def _after(made: Projections, b: int) -> Iterator[StepMatrix]:
-    """Yield what all heads of a layer write together."""
+    """Yield the joined heads of a layer, and their projection."""
     joined = np.swapaxes(made.out[b], 0, 1)
     joined = _matrix(joined.reshape(len(joined), -1))
     yield StepMatrix("heads side by side", "C", "C[i,e]", "C = [O of head 0, O of head 1, …]", joined)
@@ -85,9 +85,9 @@ def _after(made: Projections, b: int) -> Iterator[StepMatrix]:
 
 
 def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:
-    """Return the scores of query i before and after masking, and its weights: (3, n_k).
+    """Return the scores of query i before and after masking, and its weights.
 
-    A hidden key has the score −∞. O(n) work, by the specification.
+    Float32 (3, n_k), by the specification in O(n) work. A hidden key has the score −∞.
     """
     p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):

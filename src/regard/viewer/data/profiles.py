@@ -1,4 +1,4 @@
-"""Profiles of a head along a sequence: weight by distance, entropy, attention received; binned to be drawn."""
+"""Profiles of a head along a sequence: distances, entropy, attention received."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from regard.viewer.scene.scenes import BAND, BLOCK, Head
 Floats = NDArray[np.float64]
 
 MOST = 2048
-"""Points of a profile."""
+"""Maximum points of a profile."""
 
 EXACT = 64
-"""Distances from 0 on, in each direction, that have a bin each, however long the sequence is."""
+"""Distances in each direction that always have a bin of their own."""
 
 LABELS = {
     "offset": "mean weight at each distance i − j",
@@ -31,10 +31,10 @@ LABELS = {
 
 @dataclass(frozen=True, eq=False)
 class BinnedProfile:
-    """Means of `step` values each, the first of those at `start`; the last may be of fewer.
+    """Means over bins of `step` values, the first bin at `start`.
 
-    edges: int64 (m + 1,), of bins that are not alike: mean k is of [edges[k], edges[k + 1]). pairs: int64 (m,), of a
-    query and a key that each mean is of.
+    The last bin may have fewer values. edges: int64 (m + 1,), for unequal bins: mean k covers [edges[k], edges[k + 1]).
+    pairs: int64 (m,), the number of query-key pairs in each mean.
     """
 
     start: int
@@ -45,7 +45,10 @@ class BinnedProfile:
 
 
 def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, BinnedProfile]:
-    """Compute every profile of `LABELS`, in O(n) memory; `progress` is told the share of queries that is done."""
+    """Compute every profile of `LABELS`, in O(n) memory.
+
+    progress: called with the share of queries that is done.
+    """
     p, n_q, n_k = head.problem, head.n_q, head.n_k
     wanted = [Statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
     received, by_distance = np.zeros(n_k), np.zeros(n_q + n_k - 1)
@@ -66,11 +69,11 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         by_distance[start : start + len(values)] += values
     whole = {name: np.concatenate(parts) for name, parts in rows.items()}
     first = head.weights(range(n_q), range(1))[:, 0]
-    # As many pairs lie at a distance as the shorter of the sides and the corners of the map allow.
+    # Pairs at each distance: the length of that diagonal of the map.
     pairs = np.minimum.reduce([np.arange(1, n_q + n_k), np.arange(n_q + n_k - 1, 0, -1), np.full(n_q + n_k - 1, n_q)])
     pairs = np.minimum(pairs, n_k)
     lowest = int(p.extents.distances[0, 0])
-    if p.mask_node is not None:  # of a causal head only what is behind
+    if p.mask_node is not None:  # only distances with weight: of a causal head, those behind
         seen = np.flatnonzero(by_distance)
         begin, end = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
         by_distance, pairs, lowest = by_distance[begin:end], pairs[begin:end], lowest + begin
@@ -80,7 +83,9 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
 
 
 def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> BinnedProfile:
-    """Return mean weights per pair, given totals (m,) and numbers of pairs (m,) of distances from `lowest` on.
+    """Return the mean weight per pair over bins of distances.
+
+    totals, pairs: (m,), the sum of weights and the number of pairs at each distance from `lowest` on.
 
     >>> made = along_distances(np.full(10_000, 3.0), np.full(10_000, 6), 0)
     >>> len(made.values) <= MOST, made.edges[:3].tolist(), made.pairs[:3].tolist(), made.values[[0, -1]].tolist()
@@ -92,9 +97,10 @@ def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> Bi
 
 
 def distance_edges(start: int, stop: int) -> NDArray[np.int64]:
-    """Return edges of bins of the distances [start, stop): at most `MOST`, of one distance each if those are as few.
+    """Return the edges of at most `MOST` bins of the distances [start, stop).
 
-    Otherwise |distance| < `EXACT` has a bin each, and bins beyond grow by one ratio.
+    Up to `MOST` distances have a bin each. Of more, |distance| < `EXACT` has a bin each, and bins beyond grow by one
+    ratio.
 
     >>> distance_edges(-3, 2).tolist(), np.diff(distance_edges(0, 100_000))[-3:].tolist()
     ([-3, -2, -1, 0, 1, 2], [379, 381, 382])
@@ -109,7 +115,9 @@ def distance_edges(start: int, stop: int) -> NDArray[np.int64]:
 
 
 def binned(values: NDArray[Any], start: int = 0) -> BinnedProfile:
-    """Return at most `MOST` means of equally many values; a bin that holds an infinite value is infinite.
+    """Return at most `MOST` means over bins of equal size.
+
+    A bin with an infinite value has an infinite mean.
 
     >>> binned(np.arange(4096.0)).values[:2]
     array([0.5, 2.5])

@@ -1,9 +1,9 @@
-"""A head's weights as a map that zooms: levels of tiles, each pixel the mass or the largest weight of some pairs.
+"""A head's weights as a map that zooms: a pyramid of tiles.
 
-The last level is exact, one pixel a pair; a pixel of the level before covers twice as many queries and keys. Fine
-levels are computed when a tile is asked for, from the pairs of that tile alone: at most `ON_DEMAND` on a side. Coarse
-levels would need too many for that. They are made of one another, and the finest of them by one pass over all pairs, in
-bands of queries, each of which can be seen as soon as it is there: n × n never exists.
+The last level is exact, one pixel a pair. A pixel of the level before covers twice as many queries and keys, and holds
+their mass or largest weight. Tiles of fine levels are computed on request, from at most `ON_DEMAND` queries and keys.
+Coarse levels would need too many pairs for that, so they are cached. One pass over all pairs computes the finest of
+them, and pooling the others. It runs in bands of queries, visible as soon as they are ready; n × n is never in memory.
 """
 
 import threading
@@ -24,25 +24,25 @@ Kind = Literal["mass", "max"]
 
 TILE = 256
 ON_DEMAND = 4096
-"""Queries and keys of a tile that is computed when it is asked for, at most: some 20 ms of work."""
+"""Maximum queries and keys of a tile computed on request: some 20 ms of work."""
 
 WIDEST = 4096
-"""Pixels on a side of a level that is kept, at most, unless tiles on demand reach less far."""
+"""Maximum side of a cached level in pixels."""
 
 FEW = 1024
-"""Pixels on a side that are always few enough to keep."""
+"""Pixels on a side that are always few enough to cache."""
 
 STEP = 2**26
-"""Pairs of a band by which kept levels grow, about: some 50 ms of work."""
+"""Approximate number of pairs in a band of growth: some 50 ms of work."""
 
 STRIP = 2**20
 """Weights that are in memory at once."""
 
 WORTH_COMPILING = 2**26
-"""Pairs from which a pass by a kernel pays for its compilation."""
+"""Pairs above which a kernel's pass pays for its compilation."""
 
 WORTH_CALLING = 2**22
-"""Pairs of a tile from which a kernel that is there is quicker than tiles on NumPy."""
+"""Pairs of a tile above which a compiled kernel is quicker than tiles on NumPy."""
 
 SAMPLED = 4
 
@@ -66,24 +66,24 @@ class Levels:
 
     @property
     def kept(self) -> int:
-        """The finest level that is kept, −1 if none is."""
+        """The finest cached level, −1 if none is."""
         n = max(self.n_q, self.n_k, 1)
         shrunk = max(1, min(_log2(n, FEW), _log2(ON_DEMAND, TILE) + 1), _log2(n, WIDEST))
         return self.finest - shrunk if self.finest else -1
 
     def cell(self, level: int) -> int:
-        """Return queries, and keys, that a pixel of a level covers."""
+        """Return the number of queries, and of keys, that a pixel of a level covers."""
         return 1 << (self.finest - level)
 
     def size(self, level: int) -> tuple[int, int]:
-        """Rows and columns of a level, in pixels."""
+        """Return the rows and columns of a level, in pixels."""
         cell = self.cell(level)
         return -(-self.n_q // cell), -(-self.n_k // cell)
 
     def pixels(self, level: int, x: int, y: int) -> tuple[range, range]:
-        """Return the rows and columns of pixels of a tile, cut off where the map ends.
+        """Return the rows and columns of a tile's pixels, clipped to the map.
 
-        Raises IndexError for a tile that is not there.
+        Raises IndexError for a tile that does not exist.
         """
         if not 0 <= level <= self.finest:
             raise IndexError(f"level {level} does not exist: this map has levels 0 to {self.finest}")
@@ -95,21 +95,22 @@ class Levels:
         return rows, cols
 
     def covered(self, level: int, pixels: range, n: int) -> range:
-        """Return the positions, of n, that these pixels of a level cover."""
+        """Return the positions, of n, that some pixels of a level cover."""
         cell = self.cell(level)
         return range(pixels.start * cell, min(pixels.stop * cell, n))
 
 
 def _log2(n: int, part: int) -> int:
-    """Return the least k for which n ≤ part · 2ᵏ."""
+    """Return the least k with n ≤ part · 2ᵏ."""
     shrunk: int = -(-n // part)
     return (shrunk - 1).bit_length()
 
 
 class Coarse:
-    """The levels of a head that are kept, from 0 on, as float16. They grow in bands of queries, in order or where they
-    are asked for; what is not computed yet is infinite, which no weight is. `top` is the largest weight so far,
-    `highest` the largest mass of each level.
+    """The cached levels of a head, from 0 on, as float16.
+
+    They grow in bands of queries, in order or where a tile was requested. Pixels that are not computed yet are
+    infinite. `top` is the largest weight so far, `highest` the largest mass of each level.
     """
 
     def __init__(self, head: Head):
@@ -118,7 +119,7 @@ class Coarse:
         self.mass, self.max = (tuple(np.full(shape, np.inf, np.float16) for shape in shapes) for _ in range(2))
         self.highest, self.top = [0.0] * len(shapes), 0.0
         self.error: Exception | None = None
-        coarsest = self.levels.cell(0)  # so that no pixel of any level needs two bands
+        coarsest = self.levels.cell(0)  # bands are multiples of it, so that no pixel of any level needs two
         self._band = max(1, STEP // (head.n_k * coarsest)) * coarsest
         self._missing = list(range(0, head.n_q, self._band))
         self._count = len(self._missing)
@@ -127,7 +128,7 @@ class Coarse:
 
     @property
     def done(self) -> float:
-        """The share of queries that is there."""
+        """The share of queries that is computed."""
         return 1 - len(self._missing) / self._count
 
     @property
@@ -137,7 +138,7 @@ class Coarse:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The memory of the levels."""
         return sum(level.nbytes for level in (*self.mass, *self.max))
 
     def of(self, kind: Kind) -> tuple[Half, ...]:
@@ -145,7 +146,10 @@ class Coarse:
         return self.mass if kind == "mass" else self.max
 
     def prefer(self, rows: range) -> None:
-        """Have these queries first, if they are a small part; of several at the same time that for fewer counts."""
+        """Compute the bands of these queries next, if they are at most a quarter of all.
+
+        Within one second, only as few or fewer queries replace those of an earlier request.
+        """
         now = time.monotonic()
         if 4 * len(rows) > self.head.n_q:
             return
@@ -153,7 +157,7 @@ class Coarse:
             self._preferred, self._preferred_at = rows, now
 
     def grow(self) -> None:
-        """Find the next band, if one is missing."""
+        """Compute the next band, if one is missing."""
         with self._lock:
             if not self._missing:
                 return
@@ -184,7 +188,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
     """
     down, across = len(rows) // cell, len(cols) // cell
     even, right = cols[: across * cell], cols[across * cell :]
-    # A rule that reads how many keys there are must not be given a part of them.
+    # A rule that reads the number of keys must not be given a part of them.
     fits = down and across and (even.stop == head.n_k or not head.counts_keys)
     if not fits or head.n_q * head.n_k < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
         return _by_strips(head, rows, cols, cell)
@@ -202,7 +206,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
 
 
 def _by_strips(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Array]:
-    """Return sums and maxima by cells from exact weights, some rows of cells at a time."""
+    """Return sums and maxima by cells from exact weights, one strip at a time."""
     strip = max(1, STRIP // (cell * len(cols))) * cell
     sums, maxima = [], []
     for start in range(0, len(rows), strip):
@@ -213,8 +217,10 @@ def _by_strips(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, 
 
 
 def tile(head: Head, known: Coarse | None, level: int, rows: range, cols: range, kind: Kind) -> Half:
-    """One tile, pixels as `Levels.pixels` has them: float16, NaN where nothing is visible for sure. Coarse levels are
-    taken from `known`, and infinite where those are not there yet.
+    """Return one tile as float16 pixels, NaN where certainly nothing is visible.
+
+    rows, cols: the tile's pixels, as of `Levels.pixels`. known: cached levels to read, infinite where they are not
+    computed yet. Without them the tile is computed from its own pairs.
     """
     levels = Levels(head.n_q, head.n_k)
     cell = levels.cell(level)
@@ -235,8 +241,8 @@ def tile(head: Head, known: Coarse | None, level: int, rows: range, cols: range,
 def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) -> tuple[Half, bool]:
     """Return the whole map in size × size pixels, and whether it is exact.
 
-    NaN where nothing is visible for sure. Of a long head of which no level is known only `SAMPLED` queries of every
-    row of pixels are looked at.
+    Pixels are NaN where certainly nothing is visible. Long heads without complete cached levels are sampled: `SAMPLED`
+    queries for each row of pixels.
     """
     exact = True
     if known is not None and known.mass and known.whole:
@@ -252,7 +258,10 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
 
 
 def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
-    """Return the pixels of a thumbnail that certainly hold nothing visible; False without rules."""
+    """Return the pixels of a thumbnail where certainly nothing is visible.
+
+    False without rules that hide.
+    """
     parts = [np.unique(np.arange(size) * n // size, return_inverse=True) for n in (head.n_q, head.n_k)]
     hidden = head.hidden(*(np.append(at, n) for (at, _), n in zip(parts, (head.n_q, head.n_k), strict=True)))
     if hidden is None:
@@ -262,9 +271,9 @@ def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
 
 
 def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)) -> Array:
-    """Resize a map, or a few rows of it, to `size` pixels on a side.
+    """Resize a map, or some of its rows, to `size` pixels on a side.
 
-    Of more pixels the sum over keys and the mean over queries, or the largest; of fewer the nearest.
+    Shrinking sums over keys and averages over queries, or takes the largest. Enlarging repeats the nearest.
     """
     for axis in axes:
         n = values.shape[axis]
@@ -280,7 +289,7 @@ def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)
 
 
 def pooled(values: Array, cell: int, operation: np.ufunc) -> Array:
-    """Return a map by cells of so many rows and columns."""
+    """Reduce a map over cells of `cell` rows and columns."""
     if cell == 1:
         return values
     for axis in (1, 0):
@@ -289,5 +298,5 @@ def pooled(values: Array, cell: int, operation: np.ufunc) -> Array:
 
 
 def edges(n: int, cell: int) -> NDArray[np.int64]:
-    """Return where cells of so many positions begin, and the end."""
+    """Return the edges of cells of `cell` positions; the last cell may be smaller."""
     return np.minimum(np.arange(0, n + cell, cell, dtype=np.int64), n)[: -(-n // cell) + 1]

@@ -1,4 +1,4 @@
-"""The subject of a question of the page: a scene, a head, queries and keys."""
+"""The subject of a request of the page: a scene, a head, queries and keys."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ Query = Mapping[str, str]
 
 
 DIGITS = 18
-"""Digits of a number, at most: those of 64 bits."""
+"""Maximum digits of a number: more may not fit 64 bits."""
 
 
 class Refused(Exception):
-    """A question without an answer: a status and one sentence for people."""
+    """Raised for a request without an answer: an HTTP status and a sentence for users."""
 
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """The subject of a question: a scene, a batch element, and perhaps a layer and a head."""
+    """The subject of a request: a scene, a batch element, and perhaps a head."""
 
     named: tuple[str, Scene]
     b: int
@@ -55,7 +55,7 @@ class Question:
 
     @property
     def kind(self) -> pyramid.Kind:
-        """The kind of map that is asked for."""
+        """The requested kind of map."""
         kind = self.query.get("kind", "mass")
         if kind not in ("mass", "max"):
             raise Refused(422, f"kind must be mass or max, got {brief(kind)}")
@@ -63,21 +63,30 @@ class Question:
 
 
 def whole(text: str, name: str) -> int:
-    """Return the number of some digits in a path; `Refused` if there are too many."""
+    """Return a number from the digits of a path.
+
+    Raises `Refused` for more than `DIGITS` digits.
+    """
     if len(text) > DIGITS:
         raise Refused(404, f"{name} {brief(text)} does not exist")
     return int(text)
 
 
 def within(number: int, size: int, name: str) -> int:
-    """Return the number. Raises `Refused` unless it is one of `size`."""
+    """Return the number if 0 ≤ number < size.
+
+    Raises `Refused` otherwise.
+    """
     if not 0 <= number < size:
         raise Refused(404, f"{name} {number} does not exist: there are {size}")
     return number
 
 
 def integer(query: Query, name: str, default: int, least: int, most: int | None = None, what: str | None = None) -> int:
-    """Return a parameter as a number. Raises `Refused` for one out of its bounds, which is called `what`."""
+    """Return a parameter as an integer from `least` to `most`.
+
+    what: its name in errors. Raises `Refused` for anything else.
+    """
     text = query.get(name, str(default))
     number = int(text) if re.fullmatch(f"[0-9]{{1,{DIGITS}}}", text) else -1
     if number < least or (most is not None and number > most):
@@ -87,7 +96,10 @@ def integer(query: Query, name: str, default: int, least: int, most: int | None 
 
 
 def span(query: Query, name: str, size: int) -> range:
-    """Return a parameter first:end, all of `size` unless given. Raises `Refused` for one that is not there."""
+    """Return a parameter first:end as a range, by default all of `size`.
+
+    Raises `Refused` unless 0 ≤ first < end ≤ size.
+    """
     text = query.get(name, f"0:{size}")
     found = re.fullmatch(f"([0-9]{{1,{DIGITS}}}):([0-9]{{1,{DIGITS}}})", text)
     if found is None or not int(found[1]) < int(found[2]) <= size:

@@ -15,7 +15,7 @@ from regard.viewer.scene.scenes import SMALL, Scene, SceneLayer
 
 
 class HeadKind(NamedTuple):
-    """A kind of head: its name, a short one, what its score measures, and its definition."""
+    """A kind of head: its name, a short name, what its score measures, its definition."""
 
     name: str
     short: str
@@ -52,7 +52,10 @@ FEATURED = KINDS[:3]
 
 
 class NamedKind(NamedTuple):
-    """A notable kind of one head, called by its name with the distance filled in, and its score."""
+    """A notable kind of one head, and its score.
+
+    called: the kind's name, with the distance filled in.
+    """
 
     kind: HeadKind
     called: str
@@ -60,12 +63,12 @@ class NamedKind(NamedTuple):
 
     @property
     def tentative(self) -> bool:
-        """Return whether the score is below the one from which a kind is certain."""
+        """True for a score below `CLEAR`, from which on a kind is certain."""
         return self.score < CLEAR
 
 
 def kinds_of(head: HeadStatistics) -> tuple[NamedKind, ...]:
-    """Return every notable kind of a head, the one it is called by first."""
+    """Return every notable kind of a head, the main one first."""
     by_name = {kind.name: kind for kind in KINDS}
     return tuple(NamedKind(by_name[x], head.called(x), head.scores[x]) for x in all_notable(head.scores))
 
@@ -75,8 +78,8 @@ def layer_scores(
 ) -> tuple[HeadStatistics, ...]:
     """Measure every head of a layer, in O(n) memory.
 
-    A score is NaN where it has no meaning: nothing repeats, there are no tokens, or queries and keys are those of
-    different sequences. `layer` and `head` are places in the scene.
+    A score is NaN where it has no meaning: nothing repeats, there are no tokens, or queries and keys belong to
+    different sequences. `layer` and `head` are indices in the scene.
     """
     of = scene.layers[layer]
     ids, nothing = _tokens(scene, of, b)
@@ -93,9 +96,9 @@ def layer_scores(
 
 
 def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[HeadStatistics, ...]:
-    """Estimate `layer_scores` from `rows` queries of each head, evenly spread: O(rows · n) work, no pass for lse.
+    """Estimate `layer_scores` from `rows` evenly spaced queries of each head.
 
-    As many rows as there are queries give the scores themselves.
+    O(rows · n) work, without a pass for lse. As many rows as there are queries give exact scores.
     """
     of = scene.layers[layer]
     ids, nothing = _tokens(scene, of, b)
@@ -113,7 +116,7 @@ def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[H
 
 
 def _tokens(scene: Scene, of: SceneLayer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:
-    """Return the numbers of a layer's tokens, and the scores that have no meaning for them, as NaN."""
+    """Return a layer's token ids, and NaN for the scores that have no meaning."""
     ids = None if scene.ids is None or of.cross else scene.ids[b]
     nothing: dict[str, Any] = {name: np.nan for name in ("previous", "current", "back") if of.cross}
     if ids is not None:
@@ -123,6 +126,6 @@ def _tokens(scene: Scene, of: SceneLayer, b: int) -> tuple[NDArray[np.int64] | N
 
 
 def repeats(ids: NDArray[np.int64], length: int) -> bool:
-    """Return whether some run of so many tokens occurs twice."""
+    """Return whether some run of `length` tokens occurs twice."""
     runs = np.lib.stride_tricks.sliding_window_view(ids, min(length, len(ids)))
     return length <= len(ids) and len(np.unique(runs, axis=0)) < len(runs)

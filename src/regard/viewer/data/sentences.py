@@ -1,4 +1,4 @@
-"""Sentences of the page, the terminal and pictures: lines above views, a glossary, findings."""
+"""Sentences of the page, the terminal and pictures."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -79,7 +79,9 @@ TENTATIVE = f"? is tentative: a score from {NOTABLE} to {CLEAR}"
 
 
 def view(name: str, more: str = MORE[0]) -> str:
-    """Return the line above a view, for a scale on which `more` weight is darker, or brighter.
+    """Return the line above a view.
+
+    more: "darker" or "brighter", as the view's scale shows more weight.
 
     >>> view("map").endswith("darker is more, and a row sums to 1.")
     True
@@ -88,7 +90,7 @@ def view(name: str, more: str = MORE[0]) -> str:
 
 
 def quoted(token: str, most: int = 24) -> str:
-    """Return a token in quotation marks, on one line, its middle cut out if it is long.
+    """Return a token in quotation marks, on one line, shortened in the middle.
 
     >>> quoted(" the"), quoted("x" * 50, 9)
     ('“·the”', '“xxxx…xxxx”')
@@ -115,21 +117,24 @@ FINDINGS = {
     "nothing": "Nothing repeats in this text, which induction needs",
     "none": "No head shows induction (the highest score is {score})",
 }
-"""Why a head is shown first, which a page with a model fills in itself."""
+"""Reasons to show a head first, which a page with the model fills in itself."""
 
 
 def induction_found(name: str, score: float) -> str:
-    """Return why this head is shown first: it is the strongest induction head."""
+    """Return why this head is shown first, for the strongest induction head."""
     return FINDINGS["induction" if score >= CLEAR else "perhaps"].format(name=name, score=f"{score:.2f}")
 
 
 def concentrated(name: str, entropy: float, why: str) -> str:
-    """Return why this head is shown first: its weights are the most concentrated."""
+    """Return why this head is shown first, for the most concentrated head."""
     return FINDINGS["concentrated"].format(why=why, name=name, score=f"{entropy:.2f}")
 
 
 def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
-    """Return why no induction head is shown. highest: the largest score of induction, NaN if it has no meaning."""
+    """Return why no induction head is shown.
+
+    highest: the largest score of induction, NaN if it has no meaning.
+    """
     if cross:
         return "Queries and keys are of different sequences"
     if not tokens:
@@ -146,11 +151,14 @@ PATTERNS = {
     "expects": "The model expects next: {tokens}.",
     "unseen": "Token {query} sees no key.",
 }
-"""Sentences about any row, which the page fills in itself."""
+"""Sentences about any row, also filled in by the page."""
 
 
 def looks(query: str, key: str, weight: float, *, last: bool, after: str = "") -> str:
-    """Return where a query looks most; `after`: the run of tokens before the key that the query ends in, if any."""
+    """Return where a query looks most, as a sentence.
+
+    after: the run of tokens that ends at the query and also before the key, if any.
+    """
     return PATTERNS["last" if last else "other"].format(
         query=query, key=key, weight=f"{weight:.2f}",
         repeats=PATTERNS["repeats"].format(after=quoted(after)) if after else "",
@@ -167,17 +175,17 @@ def expects(following: Sequence[tuple[str, float]]) -> str:
 
 
 def estimated(rows: int, n_q: int) -> str:
-    """Return how sure a finding about a long text is."""
+    """Return on how many queries a finding about a long text is based."""
     return f"Found from {rows} of {n_q:,} queries: “Heads” measures all."
 
 
 def unseen(query: str) -> str:
-    """Return that a query looks at nothing."""
+    """Return that a query sees no key."""
     return PATTERNS["unseen"].format(query=query)
 
 
 def words() -> dict[str, Any]:
-    """Return all that the page says, as JSON."""
+    """Return all texts of the page, as JSON."""
     return {
         "views": VIEWS,
         "more": list(MORE),

@@ -1,4 +1,4 @@
-"""One query and one key, step by step: the numbers from their product to the weighted sum, with the formulas."""
+"""One query and one key, step by step: from their product to the weighted sum."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from regard.reference import specification
 from regard.viewer.scene.scenes import SceneLayer, rules_of
 
 MOST = 256
-"""Numbers of a stage that are shown."""
+"""Maximum numbers shown of a stage."""
 
 
 @dataclass(frozen=True)
 class WeightStage:
-    """A quantity: its name, its formula in TeX, what happens in words, and its value or values, with their names."""
+    """A quantity: its name, formula in TeX, explanation, and value or values."""
 
     name: str
     formula: str
@@ -28,9 +28,9 @@ class WeightStage:
 
 
 def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[WeightStage, ...]:
-    """Return the stages of query row i and key row j in one head: O(n) work.
+    """Return the stages of query i and key j in one head, in O(n) work.
 
-    As the specification computes them in float64, from one row of scores.
+    The specification computes them in float64, from one row of scores.
     """
     return tuple(_stages(layer, head, i, j, b))
 

@@ -1,4 +1,4 @@
-"""A model and its text as data, for the terminal, the page and the picture to draw."""
+"""A model and its text as data for the terminal, the page and the picture."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class HeadScore(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The number of a token that is attended to, and by how much."""
+    """A key's index, and its weight."""
 
     token: int
     weight: float
@@ -39,7 +39,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A head, and a token as the query, to look at closely."""
+    """A head and a query to look at closely."""
 
     layer: int
     head: int
@@ -48,18 +48,22 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class LookData:
-    """One text as one model's heads attend to it.
+    """One model's attention on one text: scores of heads, and weights on demand.
 
-    `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
-    name of a kind, and "normalized entropy", to scores (layers, heads), NaN where it has no meaning (nothing repeats).
-    `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
-    here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
-    NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
-    is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
-    tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ. `numbers`: of
-    each layer the model's number, and those of its heads; their places unless given. `distances` (layers, heads) are
-    the n of "n tokens back", 0 where there is none. `cross`: queries and keys are of different sequences. `named`:
-    tokens are text, not numbers. `prefix`: tokens that make a repeated run.
+    Nothing here is larger than O(n).
+
+    tokens: pieces of the text; `separator` joins them. key_tokens: those of the keys, if they differ. named: tokens are
+    text, not numbers. prefix: tokens that make a repeated run. following: next tokens with their probabilities.
+
+    statistics: scores (layers, heads) by kind of head, and of "normalized entropy"; NaN where a score has no meaning.
+    distances: (layers, heads), the n of "n tokens back", 0 where there is none.
+
+    rows_of(layer, head, rows): weights (m, n_k) of some queries, NaN where hidden. causal: later keys are hidden too.
+    pooled_of(layer, head, rows, cols): the map of largest weights, NaN where nothing is seen; by default from
+    `rows_of`.
+
+    counts: heads by layer, where they differ. numbers: the model's number of each layer, and of its heads; by default
+    their indices. cross: queries and keys belong to different sequences.
     """
 
     model: str
@@ -81,7 +85,7 @@ class LookData:
 
     @property
     def n(self) -> int:
-        """The number of tokens, those of the queries."""
+        """The number of queries."""
         return len(self.tokens)
 
     @property
@@ -91,7 +95,7 @@ class LookData:
 
     @property
     def about(self) -> str:
-        """The sizes, in words."""
+        """The number of tokens, layers and heads, in words."""
         size = f"{self.n} tokens" if self.n == self.n_k else f"{self.n} queries of {self.n_k} keys"
         return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
 
@@ -100,13 +104,13 @@ class LookData:
         return self.heads if self.counts is None else self.counts[layer]
 
     def number(self, layer: int, head: int | None = None) -> int:
-        """Return the model's number of a layer, or of a head of it."""
+        """Return the model's number of a layer, or of one of its heads."""
         if self.numbers is None:
             return layer if head is None else head
         return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
 
     def name(self, layer: int, head: int) -> str:
-        """Return what a head is called: L3 H5, by the model's numbers."""
+        """Return the name of a head: L3 H5, by the model's numbers."""
         return f"L{self.number(layer)} H{self.number(layer, head)}"
 
     @property
@@ -134,7 +138,7 @@ class LookData:
         return self.labels if self.key_tokens is None else tuple(printable(token) for token in self.key_tokens)
 
     def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
-        """Weights (n, n_k) of one head, or some rows of them; NaN where the model does not let a query see a key."""
+        """Return weights (n, n_k) of one head, or some rows of them, NaN where hidden."""
         weights = np.array(self.rows_of(layer, head, rows), dtype=np.float32)
         if self.causal:
             queries = np.arange(self.n)[rows, None]
@@ -144,7 +148,7 @@ class LookData:
     def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
         """Return one head's weights, max-pooled to at most (rows, cols).
 
-        So a lone weight survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and
+        A lone weight survives. NaN only where nothing in a block is visible. Takes O(n) memory for few rows and
         columns.
         """
         if self.pooled_of is not None:
@@ -159,14 +163,17 @@ class LookData:
         return np.concatenate(parts)
 
     def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
-        """Return the heads with the highest scores of a kind, best first; those without a score are left out."""
+        """Return the heads with the highest scores of a kind, best first.
+
+        Heads without a score are omitted.
+        """
         scores = self.statistics[kind]
         order = np.argsort(-scores.ravel(), kind="stable")[:count]
         found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
         return tuple(head for head in found if not np.isnan(head.score))
 
     def kinds_of(self, layer: int, head: int) -> tuple[NamedKind, ...]:
-        """Return every notable kind of a head, the one it is called by first."""
+        """Return every notable kind of a head, the main one first."""
         scores = {kind.name: float(self.statistics[kind.name][layer, head]) for kind in KINDS}
         distance = 0 if self.distances is None else int(self.distances[layer, head])
         by_name = {kind.name: kind for kind in KINDS}
@@ -177,7 +184,7 @@ class LookData:
 
     @cached_property
     def picked(self) -> finding.Pick:
-        """Return the head of the finding that everything begins with."""
+        """Return the head to open on, see `finding.pick`."""
         return self._pick([(x, y) for x in range(self.layers) for y in range(self.heads_of(x))])
 
     def _pick(self, places: Sequence[tuple[int, int]]) -> finding.Pick:
@@ -187,7 +194,10 @@ class LookData:
         )
 
     def says(self, choice: Choice) -> tuple[str, ...]:
-        """Return what the page says of a choice: why this head, where its token looks most, what comes next."""
+        """Return the page's sentences about a choice.
+
+        They say why this head, where its token looks most, and what comes next.
+        """
         name = self.name(choice.layer, choice.head)
         if self.picked[:2] == (choice.layer, choice.head):
             first = finding.why(self.picked, name, cross=self.cross, tokens=self.named)
@@ -201,21 +211,21 @@ class LookData:
         return tuple(said)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
-        """Return the tokens that the chosen token attends to most, the heaviest first.
+        """Return the keys that the chosen token attends to most, the heaviest first.
 
-        Ties go to the earliest; none is below half a thousandth.
+        Ties go to the earliest. Weights below half a thousandth are omitted.
         """
         row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
         order = np.argsort(-row, kind="stable")[:count]
         return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
-        """Fill in what was not chosen: the head of `finding.pick` among those left, and the last token.
+        """Return a choice, with the missing parts filled in.
 
-        Layer and head are the model's numbers. A token is an index, from the end if negative, or the token's text (its
-        last occurrence).
+        The head is that of `finding.pick` among those left; the token is the last. layer, head: the model's numbers.
+        token: an index, from the end if negative, or the token's text (its last occurrence).
 
-        Raises ValueError for a layer, head or token that is not there.
+        Raises ValueError for a layer, head or token that does not exist.
         """
         every = [(x, y) for x in range(self.layers) for y in range(self.heads_of(x))]
         if layer is not None and layer not in (known := [self.number(x) for x in range(self.layers)]):
@@ -234,7 +244,7 @@ class LookData:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Rising numbers as text.
+    """Return ascending numbers as text.
 
     >>> _spans([0, 1, 2, 3]), _spans([2, 5, 9])
     ('0 to 3', '2, 5, 9')
@@ -245,7 +255,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
-    """Max-pool a matrix to at most (rows, cols), so that a lone weight survives.
+    """Max-pool a matrix to at most (rows, cols).
 
     NaN only where a whole block is NaN.
 
@@ -259,14 +269,14 @@ def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.fl
 
 
 def block_starts(length: int, blocks: int) -> NDArray[np.intp]:
-    """Return where each of so many nearly equal blocks of a length starts."""
+    """Return the starts of `blocks` nearly equal blocks of a length."""
     return (np.arange(blocks, dtype=np.int64) * length // blocks).astype(np.intp)
 
 
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
-    """Return what there is to see of a scene: statistics of heads, weights on demand.
+    """Return a scene's data: statistics of heads, and weights on demand.
 
-    Of several batch elements the first. `progress` is told each stage as it begins.
+    It covers the first batch element. progress: called with each stage as it begins.
 
     >>> from regard.viewer.scene.sources import Settings, example
     >>> data = look_data(example(Settings("to be or not to be")))

@@ -1,4 +1,4 @@
-"""A guided tour of a scene: six to eight steps, each a state of the page with a few sentences."""
+"""A guided tour: six to eight states of the page, with a few sentences each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,15 @@ from regard.viewer.data.finding import Candidate, name_of, pick, row_sentence
 from regard.viewer.scene.scenes import Head, Scene
 
 LATE = 64
-"""Queries from the end among which the row of "Without 1/√d" is chosen."""
+"""Last queries, among which "Without 1/√d" chooses its row."""
 
 
 @dataclass(frozen=True)
 class TourStep:
-    """A title, a text, and what the page shows; `settings` are those that the example model is run with for it."""
+    """A title, a text, and a state of the page.
+
+    settings: the example model's settings in this step, if they change.
+    """
 
     title: str
     text: str
@@ -27,7 +30,10 @@ class TourStep:
 
 
 def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: int = 0) -> tuple[TourStep, ...]:
-    """Return the steps that this scene can show; `heads` are the statistics of every layer, `name` the scene's id."""
+    """Return the steps of the tour that a scene can show.
+
+    name: the scene's id. heads: the statistics of every layer.
+    """
     every = [head for layer in heads for head in layer]
     picked = pick(candidates(every))
     last = scene.layers[0].problem.n_q - 1
@@ -115,7 +121,7 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
 
 
 def candidates(heads: Sequence[HeadStatistics]) -> list[Candidate]:
-    """Return what a finding is chosen from."""
+    """Return the candidates for a finding."""
     return [Candidate(x.layer, x.head, x.induction, x.sink, x.normalized_entropy) for x in heads]
 
 
@@ -137,9 +143,9 @@ def _composed(
 
 
 def _saturated(head: Head) -> tuple[int, float, float]:
-    """Return the late query that 1/√d changes most, and its largest weight with and without that scale.
+    """Return the late query that 1/√d changes most, and its largest weights.
 
-    The largest weight is 1 / Σ exp(scale · (q·k − max q·k)).
+    They are with and without that scale: 1 / Σ exp(scale · (q·k − max q·k)).
     """
     start = max(0, head.n_q - LATE)
     products = dots(head, range(start, head.n_q), range(head.n_k)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Tokens and texts of users, made fit to print."""
+"""Users' tokens and texts, made fit to print."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ _SEEN = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def printable(token: str) -> str:
-    r"""Return the token on one line, with every character to be seen.
+    r"""Return the token on one line, with every character visible.
 
-    Blanks become marks, controls and bidi overrides escapes.
+    Blanks become marks; controls and bidi overrides become escapes.
 
     >>> printable(" the\n"), printable("\x1b[31m"), printable("\u202e")
     ('·the↵', '\\x1b[31m', '\\u202e')
@@ -21,7 +21,7 @@ def printable(token: str) -> str:
 def readable(token: str) -> str:
     r"""Return the token as part of a text.
 
-    Blanks and line ends stay what they are, other controls become escapes.
+    Blanks and line ends stay; other controls become escapes.
 
     >>> readable("to be\n"), readable("\u202e")
     ('to be\n', '\\u202e')
@@ -30,7 +30,7 @@ def readable(token: str) -> str:
 
 
 def encodable(text: str) -> str:
-    r"""Return the text with what UTF-8 cannot hold (lone surrogates) written as escapes.
+    r"""Return the text with lone surrogates, which UTF-8 cannot hold, as escapes.
 
     >>> encodable("a\ud83d")
     'a\\ud83d'
@@ -39,9 +39,9 @@ def encodable(text: str) -> str:
 
 
 def place_of(token: int | str, tokens: Sequence[str], n: int) -> int:
-    """Return the place of a token among n: of an index, from the end if negative, or of a text, where it is last.
+    """Return the index of a token among n.
 
-    Raises ValueError for one that is not there.
+    token: an index, from the end if negative, or a text (its last occurrence). Raises ValueError if it does not exist.
 
     >>> place_of(-1, "abab", 4), place_of("a", "abab", 4)
     (3, 2)
@@ -57,11 +57,11 @@ def place_of(token: int | str, tokens: Sequence[str], n: int) -> int:
 
 
 BRIEF = 60
-"""Characters that a message quotes of what it was given, at most."""
+"""Maximum characters that a message quotes of its input."""
 
 
 def brief(text: str) -> str:
-    """Return the text as a message quotes it: cut where it is long, surrogates escaped.
+    """Return the text as a message quotes it: shortened, with surrogates escaped.
 
     >>> brief("arrays"), len(brief("9" * 5000))
     ('arrays', 60)
@@ -70,8 +70,9 @@ def brief(text: str) -> str:
 
 
 def byte_tokens(text: str) -> tuple[str, ...]:
-    """Explain the tokens of a model over UTF-8 bytes: a start mark, then a character on its first byte and the
-    number of the byte, small, on those that continue it.
+    """Return labels of a text's tokens in a model over UTF-8 bytes.
+
+    A start mark comes first. A character labels its first byte; small numbers label the bytes that continue it.
 
     >>> byte_tokens("né")
     ('⊢', 'n', 'é', '₂')
@@ -80,7 +81,7 @@ def byte_tokens(text: str) -> tuple[str, ...]:
 
 
 def byte_label(byte: int) -> str:
-    r"""Return a byte alone as a token: its character if it is ASCII, else its number.
+    r"""Return the label of a single byte: its character in ASCII, else an escape.
 
     >>> byte_label(97), byte_label(200)
     ('a', '\\xc8')

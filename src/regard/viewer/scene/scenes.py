@@ -1,4 +1,7 @@
-"""Layers of heads with their tokens, as queries, keys and rules; never as weights."""
+"""Layers of heads with their tokens, stored as queries, keys and rules.
+
+Weights are never stored.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,22 +23,22 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["example", "cross", "model", "capture", "arrays"]
 
 SMALL = 2**22
-"""Pairs of a query and a key up to which nothing is compiled: tiles on NumPy take less time than a compiler."""
+"""Query-key pairs up to which NumPy's tiles take less time than a compiler."""
 
 BAND = 2**28
 """Pairs between two reports of progress."""
 
 BLOCK = 64
-"""Queries whose lse is found together, at least."""
+"""Queries in a block: lse is computed for whole blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """Inputs and weights of a layer's queries, keys and values, and what its heads write together.
+    """A layer's inputs, its projection weights, and the outputs of its heads.
 
-    q = rope(x @ w_q + b_q), k = rope(source @ w_k + b_k), v = source @ w_v, written = concat(out) @ w_o. x
-    (batch, n_q, c); source (batch, n_k, c), None where it is x; w_q, w_k, w_v (c, h·d); b_q, b_k (h·d); out
-    (batch, h, n_q, d_v); w_o (h·d_v, c). Of each head `rotary` features are rotated, a with a + rotary / 2.
+    q = rope(x @ w_q + b_q), k = rope(source @ w_k + b_k), v = source @ w_v, written = concat(out) @ w_o. x (batch, n_q,
+    c); source (batch, n_k, c), None for x itself; w_q, w_k, w_v (c, h·d); b_q, b_k (h·d); out (batch, h, n_q, d_v); w_o
+    (h·d_v, c). rotary: rotated features of each head, a with a + rotary / 2.
     """
 
     x: Array
@@ -52,10 +55,11 @@ class Projections:
 
 @dataclass(frozen=True, eq=False)
 class SceneLayer:
-    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
-    `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
-    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given. `projections`
-    are there where the model is known.
+    """One call of attention: queries, keys, values, rules, and lse if known.
+
+    lse: (batch, h, n_q). no_values: the reason why values are missing, if they are. number: the layer's number in the
+    model. numbers: those of its heads, kv_numbers: of the key-value heads that they read; by default in order.
+    projections: known for some models only.
     """
 
     name: str
@@ -79,19 +83,19 @@ class SceneLayer:
 
     @property
     def causal(self) -> bool:
-        """True if it is certain that no query sees a later key."""
+        """True if certainly no query sees a later key."""
         return self._triangle[0]
 
     @property
     def plain(self) -> bool:
-        """True for scores of scale · q · k, unmasked or causal, which a page can compute."""
+        """True for scores scale · q · k, unmasked or causal, as a page can compute them."""
         p = self.problem
         bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
         return bare and (p.mask is None or all(self._triangle))
 
     @property
     def has_values(self) -> bool:
-        """True if the values are known too."""
+        """True if the values are known."""
         return not self.no_values
 
     @property
@@ -100,12 +104,12 @@ class SceneLayer:
         return self.problem.heads
 
     def head(self, head: int, b: int = 0) -> "Head":
-        """One head of one batch element."""
+        """Return one head of one batch element."""
         lse = None if self.lse is None else np.ascontiguousarray(self.lse[b, head])
         return Head(part_of(self.problem, b, head), lse)
 
     def described(self) -> dict[str, Any]:
-        """Return the layer as the page's list of scenes has it."""
+        """Return the layer's entry in the page's list of scenes."""
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
@@ -118,9 +122,10 @@ class SceneLayer:
 class Scene:
     """Layers that read the same tokens.
 
-    `tokens` are pieces of text, of queries and of keys, which join to the whole without a separator; empty where
-    there is none. `ids` (batch, n) number the tokens, for scores that ask what repeats; `prefix` is how many have to
-    agree for a place to count as a copy of another. `settings` are those of a scene whose text can be typed.
+    query_tokens, key_tokens: pieces of text that join without a separator; empty if there is no text. ids: (batch, n),
+    token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
+    settings: those of a run of the example model, whose text can be edited. following: likely next tokens with their
+    probabilities.
     """
 
     name: str
@@ -141,12 +146,12 @@ class Scene:
 
     @cached_property
     def about(self) -> str:
-        """Return the note, and a word where the text repeats too much for the score of induction."""
+        """Return the note, with a warning where chance repeats spoil induction scores."""
         chance = 0.0 if self.ids is None or self.layers[0].cross else by_chance(self.ids[0], prefix=self.prefix)
         return "; ".join(filter(None, (self.note, caution(chance))))
 
     def described(self, name: str) -> dict[str, Any]:
-        """Return the scene as the page's list has it, under the id `name`."""
+        """Return the scene's entry in the page's list, with the id `name`."""
         return {
             "id": name,
             "name": self.name,
@@ -164,12 +169,15 @@ class Scene:
 
 
 class Head:
-    """The weights of one head, any part of them on demand: P[i, j] = exp(S[i, j] − lse[i])."""
+    """One head, with any part of its weights on demand.
+
+    P[i, j] = exp(S[i, j] − lse[i]).
+    """
 
     def __init__(self, problem: Problem, lse: Array | None = None):
         self.problem = problem
         self._lse = np.zeros(problem.n_q, problem.compute) if lse is None else lse
-        self._known = np.full(-(-problem.n_q // BLOCK), lse is not None)  # of which blocks lse is there
+        self._known = np.full(-(-problem.n_q // BLOCK), lse is not None)  # blocks with a known lse
 
     @property
     def n_q(self) -> int:
@@ -183,21 +191,22 @@ class Head:
 
     @cached_property
     def engine(self) -> Engine:
-        """Return the engine: for few pairs one that compiles nothing."""
+        """The engine: for few pairs one that compiles nothing."""
         return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
 
     def knows(self, rows: range) -> bool:
-        """Return True if the lse of these queries is cached, so that no pass over the keys is due."""
+        """Return whether the lse of these queries is cached."""
         return bool(self._known[_blocks(rows)].all())
 
     @property
     def lse(self) -> Array:
-        """lse (n_q,), found when it is first asked for."""
+        """lse (n_q,), computed on first use."""
         return self.lse_of(range(self.n_q))
 
     def lse_of(self, rows: range, progress: Callable[[float], object] = lambda done: None) -> Array:
-        """lse of these queries, (rows,). What is not known yet is found by a pass of them over all keys, which reports
-        the share that is done; the other queries are not looked at.
+        """Return the lse (rows,) of these queries.
+
+        Missing blocks are computed by a pass over all keys, which reports the share done.
         """
         blocks = _blocks(rows)
         missing = blocks.start + np.flatnonzero(~self._known[blocks])
@@ -213,22 +222,22 @@ class Head:
         return self._lse[rows.start : rows.stop]
 
     def learn(self, start: int, lse: Array) -> None:
-        """Take the lse of the queries from `start` on, whole blocks of them, that a pass found by the way."""
+        """Cache the lse of whole blocks of queries, from query `start` on."""
         rows = range(start, start + len(lse))
-        if not self.knows(rows):  # the caller's own are not written to
+        if not self.knows(rows):  # never writes to the caller's array
             self._lse[start : rows.stop] = lse
             self._known[_blocks(rows)] = True
 
     def weights(self, rows: range, cols: range) -> Array:
-        """Return the weights of these queries on these keys, (rows, cols), exactly.
+        """Return the exact weights (rows, cols) of these queries on these keys.
 
-        From their scores alone, and lse.
+        They are computed from lse and these scores alone.
         """
         self.lse_of(rows)
         return np.asarray(self.engine.weights(self.problem, self._lse[None], rows, cols)[0])
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
-        """Return the weights as float32, NaN where a pair is hidden for sure."""
+        """Return weights as float32, NaN where a pair is certainly hidden."""
         weights = np.ascontiguousarray(self.weights(rows, cols), np.float32)
         hidden = self.hidden(*(np.arange(part.start, part.stop + 1) for part in (rows, cols)))
         if hidden is not None:
@@ -236,7 +245,7 @@ class Head:
         return weights
 
     def weights_of(self, rows: Array) -> Array:
-        """Return the weights of some queries on all keys, (rows, n_k), without a pass for lse."""
+        """Return the weights (rows, n_k) of some queries, without a pass for lse."""
         p = self.problem
         _, S = rowsums.scores(p, rows)
         with np.errstate(all="ignore"):
@@ -255,9 +264,9 @@ class Head:
         return "keys" in reads(*nodes)
 
     def hidden(self, rows: Array, cols: Array) -> NDArray[np.bool_] | None:
-        """Return the cells that certainly hold nothing visible, (rows, keys); None without rules.
+        """Return the cells (rows, keys) that certainly hold no visible pair.
 
-        Cell r holds the rows from rows[r] to before rows[r + 1], and of keys likewise.
+        rows, cols: edges; cell r holds the rows from rows[r] to before rows[r + 1]. None without rules that hide.
         """
         p = self.problem
         if not p.rules.hiding:
@@ -268,13 +277,14 @@ class Head:
 
 
 def _blocks(rows: range) -> slice:
-    """Return the blocks that hold these queries."""
+    """Return the blocks that contain these queries."""
     return slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
 
 
 def triangle(p: Problem) -> tuple[bool, bool]:
-    """Tell if no query sees a later key, and if each sees all others, as far as bounds can tell,
-    which they are asked for squares that make up the triangles, n of them or so.
+    """Return whether no query sees later keys, and whether each sees all others.
+
+    Bounds of the mask prove both, or the answer is False. Squares cover both triangles, about n of them.
     """
     if p.mask is None:
         return False, True
@@ -292,7 +302,7 @@ def triangle(p: Problem) -> tuple[bool, bool]:
 def _agree(
     p: Problem, ranges: Ranges, i: Array, j: Array, size: int, wanted: int, none: bool, every: bool
 ) -> tuple[bool, bool]:
-    """Tell if squares of `size` at (i, j) hold nothing, or everything."""
+    """Update both answers of `triangle` by squares of `size` at (i, j)."""
     i_ends = np.maximum(i, int(p.offset.min())), np.minimum(i + size, int(p.offset.max()) + p.n_q) - 1
     j_ends = np.maximum(j, p.origin[2]), np.minimum(j + size, p.keys) - 1
     there = (i_ends[0] <= i_ends[1]) & (j_ends[0] <= j_ends[1])
@@ -303,6 +313,6 @@ def _agree(
 
 
 def rules_of(p: Problem) -> str:
-    """Return the rules of a call, as they print; empty if there are none."""
+    """Return the rules of a call as text, empty without rules."""
     rules = [*(str(rule) for rule in (p.mask, p.score) if rule is not None)]
     return ", ".join(rules + ["bias"] * (p.bias is not None) + ["sink"] * (p.sink is not None))

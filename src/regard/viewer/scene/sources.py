@@ -1,4 +1,4 @@
-"""Sources of scenes: the example model with a text and settings, plain arrays, captures."""
+"""Sources of scenes: the example model, plain arrays and captures."""
 
 import re
 import reprlib
@@ -18,10 +18,13 @@ from regard.viewer.scene.labels import byte_label, byte_tokens
 from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
-"""The default text: a rare name comes back, and breaks off."""
+"""The default text: a rare name recurs, and breaks off."""
 
 PREFIX = 3
-"""Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
+"""Bytes that must agree for one place to count as a copy of another.
+
+In text, single letters recur by chance.
+"""
 
 ABOUT_TRANSLATION = (
     "Made by hand, to be read number by number: French words look for their meaning (head 0), or for the word that "
@@ -32,7 +35,7 @@ ABOUT_MODEL = "regard's example decoder over bytes; ⊢ is the mark it puts firs
 
 @dataclass(frozen=True)
 class Settings:
-    """A run of the example model: its text, and the options of every attention layer."""
+    """A run of the example model: its text, and options of every attention layer."""
 
     text: str = SENTENCE
     temperature: float = 1.0
@@ -41,9 +44,9 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """Read settings from JSON.
+        """Return settings from JSON.
 
-        Raises TypeError or ValueError for one that is unknown or of another type.
+        Raises TypeError or ValueError for an unknown one, and for one of another type.
         """
         kinds: dict[str, tuple[type, ...]] = {
             "text": (str,), "temperature": (int, float), "scaled": (bool,), "causal": (bool,),
@@ -65,9 +68,9 @@ class Settings:
 def example(
     settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
 ) -> Scene:
-    """Return a text as the model that ships with regard reads it.
+    """Return the scene of a text, as read by the model that ships with regard.
 
-    Raises ValueError before the model runs: for a text that is empty, longer than the model reads, or no Unicode.
+    Raises ValueError before the model runs if the text is empty, too long, or not Unicode.
 
     >>> scene = example(Settings("to be"))
     >>> len(scene.layers), scene.layers[0].heads, scene.key_tokens[:3]
@@ -115,10 +118,10 @@ def _projections(model: ExampleModel, trace: Trace, layer: int) -> Projections:
 
 
 def translation() -> Scene:
-    """Return a small cross-attention, made by hand: French words look at English ones.
+    """Return a small cross-attention made by hand: French words look at English ones.
 
-    A word is one of four features: article, colour, animal, sleep. Head 0 looks for the same feature, head 1 for the
-    word that goes with it.
+    Each word has one of four features: article, colour, animal, sleep. Head 0 looks for the same feature, head 1 for
+    that of the word that goes with it.
 
     >>> scene = translation()
     >>> scene.layers[0].head(0).seen(range(1, 2), range(5)).round(2)
@@ -152,13 +155,19 @@ def translation() -> Scene:
 
 
 def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """Add the small cross-attention to scenes of regard's own model: only a page shows several scenes."""
+    """Add the small cross-attention to scenes of regard's own model.
+
+    Only a page shows several scenes.
+    """
     own = bool(scenes) and scenes[0].settings is not None
     return (*scenes, translation()) if own else tuple(scenes)
 
 
 def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
-    """Return the likeliest next bytes and their probabilities, none below half a percent."""
+    """Return the likeliest next bytes with their probabilities.
+
+    Those below half a percent are omitted.
+    """
     shares = np.exp(logits.astype(np.float64) - logits.max())
     shares /= shares.sum()
     order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
@@ -176,11 +185,13 @@ def arrays(
     name: str = "arrays",
     **options: Any,
 ) -> Scene:
-    """One layer of plain arrays, shaped as `regard.attention` takes them, and its options.
+    """Return a scene of plain arrays, shaped as `regard.attention` takes them.
 
-    `tokens` are pieces of text, one for each query, and for each key unless `key_tokens` are given. lse (..., h, n_q)
-    is found when it is needed, unless it is given. Raises what `regard.attention` raises, and ValueError for tokens
-    that do not fit and for an lse of another call.
+    tokens: one piece of text for each query, and for each key unless `key_tokens` is given. lse: (..., h, n_q),
+    computed when needed if not given. options: those of `regard.attention`.
+
+    Raises what `regard.attention` raises. Raises ValueError for the wrong number of tokens, and for the lse of another
+    call.
     """
     for option in ("observe", "return_weights", "engine", "dropout", "seed"):
         if option in options:
@@ -214,11 +225,9 @@ def arrays(
 
 
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
-    """Return a capture as scenes, layers that read the same sequences together.
+    """Return a capture as scenes, each of the layers that read the same sequences.
 
-    So an encoder and a decoder are apart.
-
-    Raises ValueError for a capture that holds no layer.
+    So an encoder and a decoder have scenes of their own. Raises ValueError for a capture without layers.
     """
     if not seen.layers:
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")

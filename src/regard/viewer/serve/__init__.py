@@ -2,11 +2,11 @@
 
 | Module | Contents |
 |---|---|
-| `answers` | what the page may ask, and the answers |
+| `answers` | the page's requests, and their answers |
 | `store` | cached results, and long work in the background |
 | `server` | HTTP, on this machine alone |
 | `notebook` | a widget of Jupyter |
 | `export`, `saving` | one HTML file; pictures and arrays |
 | `links` | addresses of views, from the command line's options |
-| `built` | the page as it was built with the package |
+| `built` | the built page that the package contains |
 """

@@ -1,4 +1,4 @@
-"""Questions of the page, and their answers: the same over HTTP, in a notebook and in a file."""
+"""Requests of the page and their answers, over HTTP, in notebooks and in files."""
 
 import re
 import threading
@@ -29,19 +29,22 @@ from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LIMIT = 512 * 2**20
-"""Bytes of maps, tiles and profiles that are kept."""
+"""Bytes of maps, tiles and profiles that are cached."""
 
 RUNS = 8
-"""Scenes made by typing that are kept."""
+"""Typed scenes that are kept."""
 
 AT_ONCE = 2**29
-"""Pairs that a pass for lse looks at before a tile, at most: half a second of work. More are done behind."""
+"""Maximum query-key pairs of an lse pass that a request waits for.
+
+Half a second of work. Larger passes run in the background.
+"""
 
 MOST_TOKENS = 4096
 MOST_VALUES = 2**20
 LARGEST_THUMB = 256
 LOOKED_AT = 3
-"""Keys of one token that are told for each head."""
+"""Keys listed for one token in each head."""
 
 COLUMNS: tuple[dict[str, Any], ...] = (
     *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
@@ -56,8 +59,9 @@ COLUMNS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A status as in HTTP, with JSON content or an array of float16 or float32; `exact`: all of it is there, none of
-    it an estimate from a sample.
+    """An HTTP status, with JSON or an array of float16 or float32.
+
+    exact: False for incomplete arrays, and for estimates from a sample.
     """
 
     status: int
@@ -66,8 +70,10 @@ class Answer:
 
 
 class Answers:
-    """Answers about some scenes. `patience` is how many seconds a question may wait for long work before it is told how
-    far that is; None waits for the end. `limit` bounds what is kept, in bytes. Any thread may ask.
+    """Answers to requests about some scenes. Thread-safe.
+
+    patience: seconds that a request waits for long work before it gets the progress; None waits for the end. limit:
+    bytes of cached results.
 
     >>> from regard.viewer.scene.sources import example, Settings
     >>> answers = Answers([example(Settings("to be"))])
@@ -98,19 +104,19 @@ class Answers:
         self._given = frozenset(self._scenes)
 
     def close(self) -> None:
-        """End the work that goes on behind."""
+        """End the work in the background."""
         closing: list[Worker | Grower] = [*self._workers.values(), self._grower]
         for worker in closing:
             worker.close()
 
     def rest(self) -> None:
-        """Nobody looks for now: what can be made again is dropped, and nothing grows."""
+        """Drop cached results and stop growing levels, while nobody looks."""
         self._grower.close()
         self.store.clear()
 
     @property
     def scenes(self) -> Mapping[str, Scene]:
-        """The scenes there are now, by id."""
+        """The current scenes by id."""
         return dict(self._scenes)
 
     def get(self, path: str, query: Query | None = None) -> Answer:
@@ -135,11 +141,11 @@ class Answers:
         return Answer(404, {"error": f"there is no {brief(path)}"})
 
     def _posted(self, answer: Callable[..., Answer], named: dict[str, Any], body: Any) -> Answer:
-        """Return the answer of a route that takes a body, whatever JSON that is."""
+        """Return the answer of a route with a JSON body."""
         return answer(self, self._scene(named["scene"]), body)
 
     def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query) -> Answer:
-        """Return the answer of a route about a scene, or a head in one batch element."""
+        """Return the answer of a route about a scene, or a head in a batch element."""
         if "scene" not in named:
             return answer(self)
         scene = self._scene(named.pop("scene"))
@@ -173,10 +179,10 @@ class Answers:
             name = f"{base}-{number}"
         return name
 
-    # What is kept
+    # Cached results
 
     def head(self, name: str, layer: int, head: int, b: int = 0) -> Head:
-        """Return a head of a scene, with its lse if that is cached."""
+        """Return the cached head of a scene."""
         with self._lock:
             key = (name, layer, head, b)
             if key not in self._heads:
@@ -184,7 +190,10 @@ class Answers:
             return self._heads[key]
 
     def _ready(self, at: Question, rows: range) -> Head:
-        """Return the head once the lse of these queries is known; many run in the background."""
+        """Return a head; a long pass for the lse of these queries runs in the background.
+
+        Raises `Unfinished` while it runs.
+        """
         head = self.head(*at.key)
         if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
             key = (*at.key, "lse", rows.start, rows.stop)
@@ -192,7 +201,7 @@ class Answers:
         return head
 
     def _cached(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
-        """Return what `make(progress)` makes in the background, or the cached result."""
+        """Return the cached result, or compute `make(progress)` in the background."""
         found = self.store.get(key)
         if found is None:
             found = self._workers[worker].result(key, make)
@@ -200,7 +209,7 @@ class Answers:
         return found
 
     def coarse(self, at: Question, wait: bool = True) -> pyramid.Coarse:
-        """Return the coarse levels of a head so far; they grow while they are asked for."""
+        """Return the cached levels of a head so far; each request lets them grow."""
         head, key = self.head(*at.key), (*at.key, "coarse")
         with self._lock:
             known: pyramid.Coarse | None = self.store.get(key)
@@ -211,7 +220,7 @@ class Answers:
         return known
 
     def scores(self, at: Question, layer: int) -> tuple[HeadStatistics, ...]:
-        """Return the scores of the heads of a layer."""
+        """Return the scores of a layer's heads."""
         make = partial(layer_scores, at.scene, layer, at.b)
         made: tuple[HeadStatistics, ...] = self._cached(
             "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
@@ -224,17 +233,22 @@ class Answers:
         with self._lock:
             scenes = dict(self._scenes)
         listed = [self._described(name, scene) for name, scene in scenes.items()]
-        # Of the engines only what would serve a scene is asked: the states of all would load what they need.
+        # Asks only for an engine that serves a scene: the states of all engines would load their dependencies.
         engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
         return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
 
     def _described(self, name: str, scene: Scene) -> dict[str, Any]:
-        """Return the scene's entry in the page's list. `given`: not typed, so never dropped."""
+        """Return the scene's entry in the page's list.
+
+        `given` marks scenes that were not typed; they are never dropped.
+        """
         return scene.described(name) | {"given": name in self._given}
 
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
-        """Run the model. `replaces` names an earlier stage of what is being typed, which goes for it;
-        `keeps` one that is looked at beside it, and stays.
+        """Run the example model with new settings, and return the scene.
+
+        body: the settings, and perhaps ids of scenes. `replaces` is an earlier stage of what is typed, and is dropped.
+        `keeps` is compared with the new scene, and stays.
         """
         if scene[1].settings is None:
             raise Refused(422, "the text of this scene cannot be changed: it is no run of the example model")
@@ -262,7 +276,7 @@ class Answers:
         return Answer(200, {"scene": self._described(name, made)})
 
     def _forget(self, names: Iterable[str | None]) -> None:
-        """Drop those of the scenes that were typed, and all that is kept of them."""
+        """Drop typed scenes, and everything cached for them."""
         with self._lock:
             for name in names:
                 if name is None or name not in self._scenes or name in self._given:
@@ -272,7 +286,7 @@ class Answers:
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
 
     def _page(self, at: Question) -> Answer:
-        """Return the scene as one file, for the page to save."""
+        """Return the scene as one HTML file, for the page to save."""
         html = self._cached("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
 
@@ -316,7 +330,7 @@ class Answers:
         return Answer(200, sentences.words())
 
     def _every_head(self, at: Question) -> tuple[list[tuple[HeadStatistics, ...]], int]:
-        """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
+        """Return estimated scores of all heads, and the number of queries sampled."""
         rows = finding.sample_rows(at.scene)
         count = len(at.scene.layers)
         made = self._cached(
@@ -345,7 +359,7 @@ class Answers:
         })  # fmt: skip
 
     def _token(self, at: Question, i: int) -> Answer:
-        """Answer where one query looks in every head: the keys with the largest weights."""
+        """Return the keys with the largest weights of one query, in every head."""
         rows: list[dict[str, Any]] = []
         for layer, of in enumerate(at.scene.layers):
             within(i, of.problem.n_q, "query")
@@ -381,7 +395,7 @@ class Answers:
         return Answer(200, made[0], exact=made[1])
 
     def _known(self, at: Question) -> int:
-        """Return the number of heads of a layer whose coarse levels are cached."""
+        """Return the number of a layer's heads with complete cached levels."""
         keys = (replace(at, head=head).key for head in range(at.of.heads))
         return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
 
@@ -511,7 +525,10 @@ class Answers:
         })  # fmt: skip
 
     def _replacement(self, at: Question) -> Replacement:
-        """Return what a head is replaced by; `Refused` for models that do not run here."""
+        """Return what replaces an ablated head: "zero" or "mean".
+
+        Raises `Refused` for scenes of other models than the example model.
+        """
         if at.scene.settings is None or at.scene.ids is None:
             raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
         how = at.query.get("how", "zero")
@@ -520,7 +537,7 @@ class Answers:
         return how  # type: ignore[return-value]
 
     def _without(self, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
-        """Return the run of a scene's text without some heads."""
+        """Return the model's run on a scene's text without some heads."""
         made: Trace = self._cached(
             "scores", (at.name, "without", *heads.items()),
             lambda progress: ablation.run(self._example_model(), at.scene, heads),
@@ -535,7 +552,10 @@ class Answers:
 
 
 def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
-    """Return the page of a scene in one file; `Refused` for a scene that is too large."""
+    """Return a scene as one HTML file.
+
+    Raises `Refused` for a scene that is too large.
+    """
     from regard.viewer.serve.export import page  # which asks here
 
     answers = Answers([scene], patience=None)
@@ -548,7 +568,7 @@ def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
 
 
 NAMES = {"i": "query", "j": "key"}
-"""Names of the numbers of a path in errors, where they differ."""
+"""Names in errors for the numbers of a path, where they differ."""
 
 _HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>[0-9]+)/(?P<head>[0-9]+)"
 ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
@@ -583,5 +603,5 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
 
 
 def finite(x: float) -> float | None:
-    """Return the number, None if JSON has none for it."""
+    """Return the number, or None for infinities and NaN, which JSON lacks."""
     return x if np.isfinite(x) else None

@@ -1,4 +1,4 @@
-"""The page as it was built with the package: three files that load nothing from outside, and the licences in them."""
+"""The built page: files that load nothing from outside, and their licences."""
 
 from functools import cache
 from importlib.resources import files
@@ -13,9 +13,9 @@ FILES = {
 
 @cache
 def page() -> dict[str, str]:
-    """Return the texts of the built page by name.
+    """Return the texts of the built page by file name.
 
-    Raises FileNotFoundError where the package was not built: run from a checkout that was never installed, say.
+    Raises FileNotFoundError if the page was not built, as in a checkout that was never installed.
     """
     folder = files("regard.viewer").joinpath("page")
     try:

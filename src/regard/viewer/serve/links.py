@@ -1,4 +1,4 @@
-"""Links to a view of the page: what stands after # in its address."""
+"""Links to views of the page: the fragment after # in its address."""
 
 from collections.abc import Sequence
 from urllib.parse import urlencode
@@ -19,10 +19,10 @@ def fragment(
 ) -> str:
     """Return "#view=…" for a view of a scene, empty if nothing is chosen.
 
-    layer, head: the model's numbers. token, key: of the query and the key, an index (from the end if negative) or a
-    token's text (its last occurrence).
+    layer, head: the model's numbers. token, key: of the query and the key. Each is an index, from the end if negative,
+    or a token's text (its last occurrence).
 
-    Raises ValueError for one that is not there, and for a head without its layer.
+    Raises ValueError for a layer, head or token that does not exist, and for a head without its layer.
     """
     found: dict[str, str | int] = {}
     if head is not None and layer is None:

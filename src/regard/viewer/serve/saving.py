@@ -1,4 +1,4 @@
-"""Scenes as files: the page with what it shows, a picture, the arrays."""
+"""Scenes as files: HTML pages, pictures and arrays."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -22,10 +22,11 @@ ENDINGS = (".html", ".png", ".svg", ".npz")
 
 
 def targets(path: Path) -> list[Path]:
-    """Return the files that a path to save at stands for: itself; without an ending a page, an SVG picture and, where
-    matplotlib is installed, a PNG one.
+    """Return the files to write for a path.
 
-    Raises ValueError for one that cannot be written.
+    A path without an ending stands for a page, an SVG picture and, with matplotlib, a PNG picture.
+
+    Raises ValueError for a path that cannot be written.
     """
     if path.suffix not in ("", *ENDINGS):
         raise ValueError(
@@ -42,7 +43,10 @@ def targets(path: Path) -> list[Path]:
 
 
 class Still:
-    """A scene with the head and the token to look at closely, see `LookData.choose`: for terminals and files."""
+    """A scene with the head and token to show, for terminals and files.
+
+    layer, head, token: as of `LookData.choose`.
+    """
 
     def __init__(
         self,
@@ -61,13 +65,16 @@ class Still:
 
     @cached_property
     def choice(self) -> Choice:
-        """The head and the token. Raises ValueError for one that is not there."""
+        """The head and the token. Raises ValueError if one does not exist."""
         return self.data.choose(*self.asked)
 
     def save(self, path: Path, with_model: bool = False) -> None:
-        """Write one file, of the kind that its ending names; with_model: a page holds the example model.
+        """Write one file of the kind that its ending names.
 
-        Raises ValueError for a scene that is too large for a page or that the model did not make, and OSError.
+        with_model: embed the example model in a page.
+
+        Raises ValueError for a scene that is too large for a page, and for `with_model` with a scene of another model.
+        Raises OSError if the file cannot be written.
         """
         if with_model and self.scene.settings is None:
             raise ValueError(NO_MODEL)
@@ -83,10 +90,10 @@ class Still:
 
 
 def archive(scene: Scene) -> bytes:
-    """Return an .npz file of a scene, without its rules.
+    """Return a scene as an .npz file, without its rules.
 
-    It holds query, key, value and lse of every layer (3.query for layer 3 of several), the tokens, and the numbers of
-    heads where not all were captured.
+    It holds query, key, value and lse of every layer, as "3.query" for layer 3 of several. It also holds the tokens,
+    and the numbers of heads if not all were captured.
     """
     found: dict[str, Any] = {}
     for layer in scene.layers:
@@ -108,9 +115,11 @@ def archive(scene: Scene) -> bytes:
 
 
 def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
-    """Return the one scene that terminals and files show: by its number, or by a part of its name.
+    """Return the one scene for terminals and files, by number or part of its name.
 
-    Raises ValueError for one that is not there, and where there are several and none was chosen.
+    sequence: required if there are several scenes.
+
+    Raises ValueError if it is missing, unknown or ambiguous.
     """
     listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
     if sequence is None:

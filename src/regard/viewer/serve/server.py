@@ -1,4 +1,7 @@
-"""The page and its answers over HTTP: to this machine alone, to whoever knows the token in the address."""
+"""The page and its answers over HTTP, for this machine alone.
+
+The address holds a secret token.
+"""
 
 import errno
 import json
@@ -38,10 +41,10 @@ HEADERS = {
 
 
 class Guard:
-    """Lets pass what is asked under this machine's own name, by the page itself, and with the token in the path.
+    """Middleware that admits only this machine's own page, with its token.
 
-    A page of another site can make a browser ask here, under a name of its own that leads to this machine even. It
-    is refused by `Host` and `Origin`; other users of the machine do not know the token.
+    A page of another site can make a browser send requests here, even under a host name that resolves to this machine.
+    `Host` and `Origin` refuse those. The token in the path refuses other users of the machine.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int):
@@ -78,7 +81,7 @@ class Guard:
 
 
 def application(answers: Answers, token: str, port: int) -> ASGIApp:
-    """Return what serves the page at `/token/` and the answers below `/token/api/`."""
+    """Return the ASGI app: the page at `/token/`, its answers below `/token/api/`."""
 
     async def file(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -105,7 +108,10 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a body; ValueError if it is none, too deep, or has too long a number."""
+    """Return the JSON of a body.
+
+    Raises ValueError for invalid JSON, deep nesting, and integers with too many digits.
+    """
     try:
         return json.loads(body, parse_int=_number)
     except RecursionError:
@@ -143,15 +149,16 @@ def _response(answer: Answer) -> Response:
 
 
 class Viewer:
-    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`; of any
-    free port unless given.
+    """A page served at `url` until `close`.
+
+    home: the socket to serve at, see `bound`; by default at any free port.
     """
 
     def __init__(self, answers: Answers, home: socket.socket | None = None):
         self.answers = answers
         home = _bind(0) if home is None else home
         self._socket = home
-        home.listen()  # who asks before `run` waits
+        home.listen()  # requests before `run` wait
         self.port: int = home.getsockname()[1]
         self.token = secrets.token_urlsafe(16)
         self.url = f"http://{HOME}:{self.port}/{self.token}/"
@@ -169,7 +176,7 @@ class Viewer:
         self._server = uvicorn.Server(config)
 
     def run(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve until interrupted, or closed from another thread; `ready` is called first."""
+        """Call `ready`, then serve until interrupted or closed from another thread."""
         ready()
         try:
             self._server.run(sockets=[self._socket])
@@ -184,7 +191,7 @@ class Viewer:
         self._server.should_exit = True
 
     def show(self, link: str = "") -> None:
-        """Open the page in the user's browser, at the view of a link ("#view=map")."""
+        """Open the page in the user's browser, at the view of a link such as "#view=map"."""
         webbrowser.open(self.url + link)
 
     def __repr__(self) -> str:
@@ -193,9 +200,9 @@ class Viewer:
 
 @contextmanager
 def bound(port: int = 0) -> Iterator[socket.socket]:
-    """Bind a socket that this machine alone reaches; it is closed after an error.
+    """Bind a socket that only this machine reaches, and close it after an error.
 
-    Raises ValueError if the port is no port, or in use.
+    Raises ValueError for an invalid port, and for one in use.
     """
     made = _bind(port)
     try:
@@ -210,7 +217,7 @@ def _bind(port: int) -> socket.socket:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # SO_REUSEADDR is for ports just closed; on Windows it would let another process serve at the same one.
+        # SO_REUSEADDR allows ports that were just closed. On Windows it would let two processes share one.
         alone = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
         made.setsockopt(socket.SOL_SOCKET, alone, 1)
         made.bind((HOME, port))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Store:
-    """Values by key, of at most `limit` bytes together: of more, those that were not asked for longest go."""
+    """A cache of at most `limit` bytes that drops the least recently used values."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -30,7 +30,7 @@ class Store:
             return self._entries[key][0]
 
     def put(self, key: Hashable, value: Any, nbytes: int) -> None:
-        """Keep a value that takes so many bytes, unless it alone is too large."""
+        """Cache a value of `nbytes` bytes, and drop old ones while the limit is exceeded."""
         with self._lock:
             self._drop(key)
             self._entries[key] = value, nbytes
@@ -45,7 +45,7 @@ class Store:
             self.nbytes = 0
 
     def forget(self, group: Hashable) -> None:
-        """Drop every value whose key begins with `group`."""
+        """Drop every value with a key that begins with `group`."""
         with self._lock:
             for key in [key for key in self._entries if isinstance(key, tuple) and key[0] == group]:
                 self._drop(key)
@@ -56,11 +56,11 @@ class Store:
 
 
 ASKED_FOR = 3.0
-"""Seconds that something goes on growing after it was last asked for."""
+"""Seconds that a result keeps growing after the last request for it."""
 
 
 class Unfinished(Exception):
-    """Work goes on behind; `done` is the share of it, as far as it is known."""
+    """Raised while work goes on in the background; `done` is its share, if known."""
 
     def __init__(self, done: float):
         super().__init__(f"{done:.0%} done")
@@ -68,11 +68,11 @@ class Unfinished(Exception):
 
 
 class Stopped(Exception):
-    """Nobody waits for this work any more."""
+    """Raised in work that nobody waits for any more."""
 
 
 class Job:
-    """One piece of work: what it has found, or how far it is."""
+    """A piece of work, and its result, error or progress."""
 
     def __init__(self, work: Callable[[Callable[[float], object]], Any]):
         self.work = work
@@ -83,11 +83,14 @@ class Job:
 
 
 class Worker:
-    """Jobs done one after the other on a thread of its own, those asked for last first; each by its key once."""
+    """A background thread that runs jobs, the last requested first.
+
+    Requests with the same key share one job.
+    """
 
     def __init__(self, patience: float | None):
         self.patience = patience
-        # A child process has no such thread, and begins with no jobs.
+        # A forked child has no such thread, and starts without jobs.
         self._jobs: dict[Hashable, Job] = renewed(self, "_jobs", dict)
         self._queue: LifoQueue[tuple[Hashable, Job]] = renewed(self, "_queue", LifoQueue)
         self._lock = renewed(self, "_lock", threading.Lock)
@@ -97,8 +100,7 @@ class Worker:
     def result(self, key: Hashable, work: Callable[[Callable[[float], object]], T]) -> T:
         """Return what `work(progress)` returns, or raise what it raises.
 
-        Raises `Unfinished` if that takes longer than the patience lasts; the next question with this key finds the
-        same job.
+        Raises `Unfinished` after `patience` seconds. The next request with this key waits for the same job.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -106,7 +108,7 @@ class Worker:
                 job = self._jobs[key] = Job(work)
                 self._queue.put((key, job))
             if not self._started:
-                # A daemon: what is left of a pass over all pairs must not hold up the end of the program.
+                # A daemon: a pass over all pairs must not delay the end of the program.
                 threading.Thread(target=self._run, name="regard-viewer", daemon=True).start()
                 self._started = True
         if not job.ended.wait(self.patience):
@@ -119,7 +121,7 @@ class Worker:
         return value
 
     def close(self) -> None:
-        """Begin nothing any more, and end the work that goes on where it next reports."""
+        """Start no further job, and stop the running one at its next report."""
         self._closed = True
 
     def _run(self) -> None:
@@ -147,11 +149,14 @@ class Growing(Protocol):
     def whole(self) -> bool: ...
 
     def grow(self) -> None:
-        """Find one more piece."""
+        """Compute one more piece."""
 
 
 class Grower:
-    """Has things grow on a thread of its own: that which was asked for last first, and only while somebody asks."""
+    """A background thread that grows results, the last requested first.
+
+    A result grows for `ASKED_FOR` seconds after each request.
+    """
 
     def __init__(self, patience: float | None):
         self.patience = patience
@@ -160,7 +165,10 @@ class Grower:
         self._running = renewed(self, "_running", bool)
 
     def ask(self, growing: Growing, wait: bool = True) -> None:
-        """Have it grow for a while, and wait for its end as long as the patience lasts. Raises what stopped it."""
+        """Grow a result in the background, and wait up to `patience` seconds for its end.
+
+        Without `patience` it is grown to its end here. Raises the error that stopped it.
+        """
         if self.patience is None:
             while not growing.whole:
                 growing.grow()
@@ -178,7 +186,7 @@ class Grower:
                 raise growing.error
 
     def close(self) -> None:
-        """Have nothing grow any more, from the next piece on."""
+        """Stop growing all results after the current piece."""
         with self._changed:
             self._asked.clear()
 

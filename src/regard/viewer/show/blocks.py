@@ -1,4 +1,4 @@
-"""Matrices drawn with the characters and colours that a terminal has."""
+"""Matrices drawn with a terminal's characters and colours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _STEPS = 63
 
 @dataclass(frozen=True)
 class Screen:
-    """The abilities of a console: colours beyond sixteen, characters beyond ASCII, its width."""
+    """The abilities of a console: colours, Unicode and width."""
 
     colour: bool
     unicode: bool
@@ -28,7 +28,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> "Screen":
-        """Return the abilities of a Rich console (NO_COLOR and pipes have none)."""
+        """Return the abilities of a Rich console; NO_COLOR and pipes have no colours."""
         colour = not console.no_color and console.color_system in ("truecolor", "256")
         return cls(colour, not console.options.ascii_only, console.width)
 
@@ -39,7 +39,7 @@ class Screen:
 
     @property
     def rows_per_line(self) -> int:
-        """Rows of a matrix that share a line when each of its columns is one character wide."""
+        """Rows of a matrix in one line of text, with one character per column."""
         return 2 if self.colour and self.unicode else 1
 
     @property
@@ -48,7 +48,7 @@ class Screen:
         return "▸ " if self.unicode else "> "
 
     def legend(self) -> str:
-        """Describe the scale from weights to colours or characters, in words."""
+        """Describe the scale of colours or characters, in words."""
         return (
             "purple 0, yellow 1, by square root" if self.colour else f"0 {self.quoted(self.shades)} 1, by square root"
         )
@@ -58,7 +58,10 @@ class Screen:
         return f"“{text}”" if self.unicode else f'"{text}"'
 
     def dense(self, levels: Levels, anchors: tuple[str, ...] = VIRIDIS) -> list[Text]:
-        """Lines of one character per column; two rows per line where half blocks and colours allow it."""
+        """Return lines of one character per column.
+
+        Two rows share a line where half blocks and colours allow it.
+        """
         if self.rows_per_line == 1:
             return self.cells(levels, 1, anchors)
         rows = np.concatenate([levels, np.full((levels.shape[0] % 2, levels.shape[1]), np.nan)])
@@ -82,7 +85,10 @@ class Screen:
         anchors: tuple[str, ...] = VIRIDIS,
         texts: list[list[str]] | None = None,
     ) -> list[Text]:
-        """Lines of one row each, every column ``width`` characters wide, with texts in the cells if given."""
+        """Return a line for each row, with every column ``width`` characters wide.
+
+        texts: contents of the cells.
+        """
         lines = []
         for r, codes in enumerate(_codes(levels)):
             line = Text(no_wrap=True)
@@ -100,29 +106,35 @@ class Screen:
         return lines
 
     def bar(self, fraction: float, width: int) -> str:
-        """Return a bar that fills a fraction of the width, with Unicode to an eighth of a character."""
+        """Return a bar that fills a fraction of the width.
+
+        In Unicode it is exact to an eighth of a character.
+        """
         eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
         if not self.unicode:
             return "#" * round(eighths / 8)
         return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
     def plain(self, text: str) -> str:
-        """Return the text with quotation marks that this console has."""
+        """Return the text without characters that this console lacks."""
         return text if self.unicode else text.translate(str.maketrans("“”−√", '""-v'))
 
     def fit(self, text: str, width: int) -> str:
-        """Return the text, at most ``width`` columns wide, its end cut if need be."""
+        """Return the text cut to at most ``width`` columns."""
         if cell_len(text) <= width:
             return text
         return set_cell_size(text, max(width - 1, 0)) + ("…" if self.unicode else "~")[:width]
 
     def right(self, text: str, width: int) -> str:
-        """Return the text in exactly ``width`` columns, to their right."""
+        """Return the text right-aligned in ``width`` columns."""
         text = self.fit(text, width)
         return " " * (width - cell_len(text)) + text
 
     def upright(self, labels: Sequence[str], height: int) -> list[str]:
-        """Labels written downwards, one column each, ending on the last of up to ``height`` lines."""
+        """Return labels written downwards, one column each, aligned at the bottom.
+
+        At most ``height`` lines.
+        """
         single = [
             [c if cell_len(c) == 1 else "□" if self.unicode else "?" for c in label if cell_len(c)] for label in labels
         ]
@@ -132,7 +144,7 @@ class Screen:
 
 
 def _codes(levels: Levels) -> list[list[int]]:
-    """Levels in [0, 1] as steps of the colour scale, −1 for NaN."""
+    """Return levels in [0, 1] as steps of the colour scale, −1 for NaN."""
     seen = np.isfinite(levels)
     steps = np.clip(np.where(seen, levels, 0.0), 0.0, 1.0) * _STEPS
     codes: list[list[int]] = np.where(seen, steps.round(), -1).astype(int).tolist()

@@ -1,7 +1,7 @@
-"""Colour scales whose order survives colour blindness, greyscale and print.
+"""Colour scales that stay ordered in greyscale, print and colour blindness.
 
-Weights are drawn by their square root, from 0 to 1, in every picture of every head: small weights stay visible, and
-the same colour means the same weight everywhere.
+Every picture draws weights by their square root, from 0 to 1. Small weights stay visible, and the same colour means the
+same weight everywhere.
 """
 
 import numpy as np
@@ -24,7 +24,9 @@ SIGNED = _anchors("ffb45c e0872c a85a17 64391a 2b2b2e 1d4468 246ba5 4296d2 86c8f
 
 
 def ramp(values: ArrayLike, anchors: tuple[str, ...] = VIRIDIS) -> NDArray[np.uint8]:
-    """Colours (..., 3) of values (...) in [0, 1], interpolated between anchors; values outside are clipped.
+    """Return colours (..., 3) of values in [0, 1], interpolated between anchors.
+
+    Values outside are clipped.
 
     >>> ramp([0.0, 1.0]).tolist()
     [[68, 1, 84], [253, 231, 37]]
@@ -37,7 +39,7 @@ def ramp(values: ArrayLike, anchors: tuple[str, ...] = VIRIDIS) -> NDArray[np.ui
 
 
 def tone(weights: ArrayLike) -> NDArray[np.float64]:
-    """Return the position of a weight in [0, 1] on the colour scale: its square root.
+    """Return the position of a weight on the colour scale: its square root.
 
     >>> tone([0.0, 0.25, 1.0]).tolist()
     [0.0, 0.5, 1.0]
@@ -46,9 +48,9 @@ def tone(weights: ArrayLike) -> NDArray[np.float64]:
 
 
 def readable_on(colour: ArrayLike) -> str:
-    """Return the colour of text that stands out on an sRGB colour.
+    """Return near black or near white, as text that stands out on an sRGB colour.
 
-    Near black or near white, by WCAG relative luminance.
+    The choice is by WCAG relative luminance.
 
     >>> readable_on([253, 231, 37]), readable_on([68, 1, 84])
     ('#101010', '#f8f8f8')

@@ -1,4 +1,7 @@
-"""Drawings of boxes, text and images, in pixels from the top left: written as SVG, or as PNG by matplotlib."""
+"""Drawings of boxes, text and images, written as SVG or PNG.
+
+Coordinates are pixels from the top left. matplotlib writes PNG.
+"""
 
 import struct
 import warnings
@@ -21,7 +24,7 @@ NEEDS = "PNG needs matplotlib: pip install 'regard[plots]'"
 
 
 def has_png() -> bool:
-    """Return True if matplotlib is installed, which draws PNG files."""
+    """Return whether matplotlib is installed, which draws PNG files."""
     return find_spec("matplotlib") is not None
 
 
@@ -40,8 +43,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Text:
-    """Text from, around or to x, on the baseline y. upward: turned to be read from below. advance: pixels from one
-    character to the next, in a font that has them all as wide.
+    """A line of text at x, on the baseline y.
+
+    anchor: whether it starts at x, is centred on x, or ends there. upward: rotated, to be read from below. advance:
+    pixels per character, in a monospaced font.
     """
 
     x: float
@@ -57,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Image:
-    """Pixels (rows, columns, 4) of red, green, blue and opacity, stretched over a rectangle with sharp edges."""
+    """RGBA pixels (rows, columns, 4), stretched over a rectangle with sharp edges."""
 
     x: float
     y: float
@@ -68,14 +73,14 @@ class Image:
 
 @dataclass
 class Canvas:
-    """Shapes on white, the last on top."""
+    """Shapes on white; later ones cover earlier ones."""
 
     width: int
     height: int
     shapes: list[Box | Text | Image] = field(default_factory=list)
 
     def svg(self) -> bytes:
-        """Return an SVG file, whose text is text, in the fonts of the reader.
+        """Return an SVG file, with text as text in the reader's fonts.
 
         >>> Canvas(20, 10, [Box(1, 2, 3, 4, "red")]).svg().decode().splitlines()[2]
         '<rect x="1" y="2" width="3" height="4" fill="red" stroke="none" stroke-width="1"/>'
@@ -90,9 +95,9 @@ class Canvas:
         return "\n".join(lines).encode()
 
     def png(self) -> bytes:
-        """Return a PNG file, in fonts of matplotlib.
+        """Return a PNG file, with text in matplotlib's fonts.
 
-        Raises ModuleNotFoundError where that is not installed.
+        Raises ModuleNotFoundError if matplotlib is not installed.
         """
         from matplotlib.figure import Figure
 
@@ -150,9 +155,7 @@ def _draw(axes: Any, shape: Box | Text | Image, order: int) -> None:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a PNG file (RFC 2083) of pixels (rows, columns, 4).
-
-    Eight bits of red, green, blue and opacity each.
+    """Return a PNG file (RFC 2083) of RGBA pixels (rows, columns, 4), 8 bits each.
 
     >>> png(np.zeros((1, 1, 4), np.uint8))[:8]
     b'\\x89PNG\\r\\n\\x1a\\n'

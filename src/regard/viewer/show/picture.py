@@ -1,4 +1,4 @@
-"""The same view as a picture, for papers and slides."""
+"""The heads of a model as a picture, for papers and slides."""
 
 import math
 from textwrap import wrap
@@ -18,19 +18,19 @@ WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
 
 _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
-_MAP = 800  # pixels of the map, and at most as many rows and columns of it, so that none is left out
+_MAP = 800  # pixels of the map, and its maximum rows and columns, so that each has a pixel
 _TOP = 84  # the baseline of headings
 _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
-_SENTENCES = 6  # lines that have room below the map
+_SENTENCES = 6  # lines that fit below the map
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
     """Return an SVG or PNG file of 1950 × 1200 pixels.
 
-    Heads, strongest heads, the chosen head's map, where its token looks, and what is said of it. Maps of
-    more tokens than 800 are reduced by the largest weight of each block.
+    It shows all heads, the strongest ones, the chosen head's map, where its token looks, and sentences about it. Maps
+    of more than 800 tokens are max-pooled.
 
-    Raises ModuleNotFoundError for PNG where matplotlib is not installed.
+    Raises ModuleNotFoundError for PNG if matplotlib is not installed.
     """
     drawing = Canvas(WIDTH, HEIGHT)
     drawing.shapes += [
@@ -51,13 +51,13 @@ def _short(label: str, length: int) -> str:
 
 
 def coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Pixels (..., 4) of weights, transparent where nothing is seen."""
+    """Return RGBA pixels (..., 4) of weights, transparent where hidden."""
     seen = np.where(np.isnan(weights), 0, 255).astype(np.uint8)
     return np.concatenate([ramp(tone(weights), INK), seen[..., None]], axis=-1)
 
 
 def _overview(drawing: Canvas, data: LookData, choice: Choice) -> float:
-    """Every head's map in a grid. Returns where it ends."""
+    """Draw every head's map in a grid, and return its lower edge."""
     drawing.shapes.append(Text(_LEFT, _TOP, "Heads", bold=True))
     left, top = _LEFT + 36, _TOP + 42
     side = min(408 / data.heads, 440 / data.layers)
@@ -139,7 +139,7 @@ def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
 
 
 def _ticks(n: int) -> range:
-    """At most eleven round numbers below n.
+    """Return at most eleven round numbers below n.
 
     >>> list(_ticks(450))
     [0, 50, 100, 150, 200, 250, 300, 350, 400]

@@ -1,4 +1,4 @@
-"""The steps of attention, shown in a terminal: a table of shapes, then every matrix as numbers or as a heat map."""
+"""The steps of attention in a terminal: a table of shapes, then every matrix."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _WEIGHTS = ("softmax", "dropout")
 
 
 def show_steps(steps: Steps, console: Console) -> None:
-    """Print the shape table, then the first head of the first batch entry of every step."""
+    """Print the table of shapes, then every step's first head and batch entry."""
     screen = Screen.of(console)
     console.print(Padding(_shapes(steps), (0, 0, 1, 0)))
     output = steps["output"].value
@@ -34,7 +34,7 @@ def show_steps(steps: Steps, console: Console) -> None:
     console.print(Text(legend, style="dim"))
     console.print()
     hidden = first_matrix(steps["S"]) == -np.inf
-    matrices = (step for step in steps if step.symbol != "J")  # which has a matrix for each query
+    matrices = (step for step in steps if step.symbol != "J")  # J has a matrix for each query
     for line in _flowed([_drawing(step, hidden, screen) for step in matrices], screen.width):
         console.print(line)
 
@@ -49,7 +49,7 @@ def _shapes(steps: Steps) -> RenderableType:
 
 
 def _flowed(drawings: list[list[Text]], width: int) -> Iterator[RenderableType]:
-    """Return the drawings side by side, as many on a line as its width holds."""
+    """Yield the drawings side by side, as many on a line as fit."""
     line: list[list[Text]] = []
     room = width
     for drawing in [*drawings, None]:
@@ -69,7 +69,10 @@ def _drawing(step: Step, hidden: NDArray[np.bool_], screen: Screen) -> list[Text
 
 
 def first_matrix(step: Step) -> NDArray[np.float64]:
-    """Return the matrix of a step that is drawn, of its first batch entry and head; a vector becomes a column."""
+    """Return a step's matrix of the first batch entry and head.
+
+    A vector becomes a column.
+    """
     value, letters = step.value, step.indices.removeprefix("...")
     while value.ndim > len(letters):
         value = value[0]
@@ -107,7 +110,10 @@ def _signed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _reduced(matrix: NDArray[np.float64], rows: int, cols: int) -> NDArray[np.float64]:
-    """At most (rows, cols), each the entry of its block that is farthest from zero among the finite ones."""
+    """Reduce a matrix to at most (rows, cols).
+
+    Each result is the finite entry of its block that is farthest from zero.
+    """
     matrix = np.where(np.isfinite(matrix), matrix, np.nan)
     for axis, size in ((0, rows), (1, cols)):
         if matrix.shape[axis] > size:

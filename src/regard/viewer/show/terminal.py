@@ -1,4 +1,4 @@
-"""The heads of a model, shown in a terminal: 80 columns and no colour are enough."""
+"""The heads of a model in a terminal: 80 columns and no colour are enough."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ from regard.viewer.show.colour import tone
 
 
 def show(data: LookData, choice: Choice, console: Console) -> None:
-    """Print overview, strongest heads, the chosen head's map, and what its chosen token attends to.
+    """Print all heads, the strongest ones, the chosen map, and its token's weights.
 
-    Nothing here interprets the text: markup in it is printed as it stands.
+    Markup in the text is printed as it is.
     """
     screen = Screen.of(console)
     name = data.name(choice.layer, choice.head)
@@ -51,7 +51,7 @@ def _heading(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
 
 
 def _overview(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
-    """Thumbnails, a row of them per layer, as many side by side as fit."""
+    """Return a grid of thumbnails, a row for each layer, wrapped to the width."""
     room = screen.width - 6
     side = max(9, min(16, room // data.heads - 2))
     beside = max(1, min(data.heads, (room + 2) // (side + 2)))
@@ -98,7 +98,7 @@ def _bar(fraction: float, screen: Screen) -> Text:
 
 
 def _map(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
-    """One cell per weight as long as it fits the width; beyond that the largest weight of every block."""
+    """Return a map with one cell per weight, or max-pooled if that is too wide."""
     labels, columns = data.labels, data.key_labels
     longest = min(max(len(label) for label in (*labels, *columns)), 12)
     room, each = screen.width - 4, min(longest, 7)
@@ -125,7 +125,10 @@ def _framed(
     cell: int,
     screen: Screen,
 ) -> RenderableType:
-    """Return a map with its labels: of columns downwards above it, of rows to its left, one row marked."""
+    """Return a map with labels of columns above and of rows to the left.
+
+    marked: the row to highlight.
+    """
     lines = [
         Text(" " * (gutter + 2) + "".join(c.ljust(cell) for c in line), style="dim", no_wrap=True)
         for line in screen.upright(columns, 8)
