@@ -1,7 +1,7 @@
-"""regard: exact attention with no cliffs, and a way to look at what was attended to.
+"""Exact attention for NumPy, PyTorch and JAX, and a viewer of what it attends to.
 
-Everything a user may import is here, and is loaded when it is first used: `import regard` costs little more than
-`import numpy`. The stub beside this file says the same to type checkers.
+Everything a user may import is here, and is loaded on first use: `import regard` costs little more than `import numpy`.
+The stub next to this file tells type checkers the same.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Modules that import other frameworks, loaded when first needed; nothing here imports one.
+"""Modules that import other frameworks, loaded when first needed.
 
-The package registers a function for each, with an import statement inside. `torch.compile` traces through such a
-function, but not through `importlib`.
+Nothing here imports a framework. The package registers a function for each, with an import statement inside.
+`torch.compile` traces through such a function, but not through `importlib`.
 
 | Key | Module |
 |---|---|

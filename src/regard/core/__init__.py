@@ -5,10 +5,10 @@
 | `problem` | `Problem`, one normalized call; `Outputs` and `Differential`, arguments and results of derivatives |
 | `extents` | the absolute indices of a call |
 | `callrules` | the rules of a call: bounds that hide tiles, derivatives |
-| `parts` | problems made of a problem: scores alone, some rows and keys |
+| `parts` | problems derived from a problem: scores alone, some rows and keys |
 | `layout` | conversion between the layouts of arrays |
 | `checks` | every validation of a call and its message |
-| `statistics` | statistics that `observe=` asks for, and `Seen`, in which they are returned |
+| `statistics` | statistics that `observe=` requests, and `Seen`, which holds them |
 | `rowsums` | a check that an lse belongs to the scores of a call |
 | `tensors` | tensors as NumPy arrays and back, without copies |
 | `types` | types of the public calls, the same for every array library |

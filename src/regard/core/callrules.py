@@ -1,4 +1,4 @@
-"""The rules of a call: bounds that may hide tiles, derivatives, and the width of integers."""
+"""The rules of a call: bounds that hide tiles, derivatives, the width of integers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from regard.runtime.forks import cached_property
 
 @dataclass(eq=False)
 class CallRules:
-    """The mask and the score of a call over its indices; constants as in `Problem`."""
+    """The mask and the score of a call over its indices.
+
+    constants: as in `Problem`.
+    """
 
     mask: Mask | None
     score: Score | None
@@ -22,28 +25,31 @@ class CallRules:
 
     @cached_property
     def hiding_node(self) -> Node | None:
-        """The score if its bounds can ever say that it hides a whole tile."""
+        """The score if its bounds can hide a whole tile, else None."""
         return self.score.node if self.score is not None and _chooses(self.score.node) else None
 
     @property
     def hiding(self) -> tuple[Node, ...]:
-        """The rules by which a tile may hold nothing visible; without any, no tile is hidden."""
+        """The rules with bounds that can hide a whole tile."""
         mask = None if self.mask is None else self.mask.node
         return tuple(node for node in (mask, self.hiding_node) if node is not None)
 
     @cached_property
     def score_partials(self) -> tuple[Node | None, Mapping[Node, Node]]:
-        """∂score/∂s (None: no rule, so 1), and the derivative with respect to each reading of a float table."""
+        """∂score/∂s, and the derivative in each reading of a float table.
+
+        ∂score/∂s is None without a rule, and then means 1.
+        """
         return (None, {}) if self.score is None else partials(self.score.node)
 
     @cached_property
     def table_partials(self) -> Mapping[Node, Node]:
-        """The part of `score_partials` in readings of tables whose gradient is wanted."""
+        """The part of `score_partials` in tables that need a gradient."""
         return {leaf: x for leaf, x in self.score_partials[1].items() if leaf.payload not in self.constants}
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """The float tables of the score whose gradient is wanted."""
+        """The float tables of the score that need a gradient."""
         return tuple(dict.fromkeys(leaf.payload for leaf in self.table_partials))
 
     @cached_property
@@ -58,7 +64,7 @@ class CallRules:
 
     @cached_property
     def integers(self) -> type[np.signedinteger[Any]]:
-        """int32 where the bounds of the rules prove that no integer in them leaves it, else int64."""
+        """int32 if bounds prove that all integers of the rules fit, else int64."""
         nodes = [rule.node for rule in (self.mask, self.score) if rule is not None]
         integers = [node for node in order(nodes) if node.kind == "int"]
         near = 2**16  # a tile may reach beyond the call, by less than this
@@ -70,5 +76,8 @@ class CallRules:
 
 @once
 def _chooses(node: Node) -> bool:
-    """Return whether an expression selects between values; without that, its bounds never say −∞ for all."""
+    """Return whether an expression selects between values.
+
+    Otherwise its bounds are never −∞ for a whole tile.
+    """
     return any(x.op in ("where", "minimum") for x in order([node]))

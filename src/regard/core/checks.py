@@ -1,4 +1,7 @@
-"""Every validation of a call and its message. Nothing here computes; what passes is valid for every engine."""
+"""Every validation of a call, with its message.
+
+Nothing here computes. What passes is valid for every engine.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,17 +41,23 @@ __all__ = [
 ]  # fmt: skip
 MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 ELSEWHERE = {"bshd": "bnhd", "bhsd": "bhnd", "BSHD": "bnhd", "BHSD": "bhnd", "BNHD": "bnhd", "BHND": "bhnd"}
-LARGE = 2**28  # bytes of results from which on they are compared to the memory there is
+LARGE = 2**28  # bytes of results above which they are compared to the memory of the machine
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
 def is_float(x: Array) -> bool:
-    """Return whether the dtype is float16, bfloat16 (of ml_dtypes), float32 or float64."""
+    """Return whether the dtype is a supported float of native byte order.
+
+    These are float16, bfloat16 (of ml_dtypes), float32 and float64.
+    """
     return x.dtype.type.__name__ in FLOATS and x.dtype.isnative
 
 
 def array(name: str, x: object) -> Array:
-    """Return a NumPy array of a floating dtype (a memory map as a plain view), or raise TypeError."""
+    """Return a NumPy array of a floating dtype, or raise TypeError.
+
+    A memory map is returned as a plain view.
+    """
     if type(x) not in (np.ndarray, np.memmap):
         raise TypeError(f"{name} must be a NumPy array, got {array_type(x)}")
     x = np.asarray(x)
@@ -77,9 +86,9 @@ def operands(query: object, key: object, value: object) -> tuple[Array, Array, A
 
 
 def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None = None) -> tuple[int, ...]:
-    """Return the common leading shape of query, key and value (..., h, n, d), once all sizes fit.
+    """Return the common leading shape of query, key and value (..., h, n, d).
 
-    given: the same as the caller gave them, for messages.
+    Raises ValueError unless all sizes fit. given: the caller's arrays, for messages.
     """
     query, key, value = given or (q, k, v)
     if q.shape[-1] != k.shape[-1]:
@@ -106,7 +115,7 @@ def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None
 
 
 def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Array:
-    """Return a mask or bias that is an array, if it aligns right to (..., h, n_q, n_k)."""
+    """Return a dense mask or bias that aligns right to (..., h, n_q, n_k)."""
     full = (*lead, h, n_q, n_k)
     fits = x.ndim <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
     if not fits:
@@ -120,7 +129,10 @@ def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: i
 
 
 def mask(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Mask | None:
-    """Return the mask of a rule, of a function of (b, h, i, j), or of an array of booleans or 0/1."""
+    """Return a mask from an argument.
+
+    x: a rule, a function of (b, h, i, j), or an array of booleans or 0/1.
+    """
     if x is None:
         return None
     if isinstance(x, Score):
@@ -132,7 +144,10 @@ def mask(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Mask |
 
 
 def score(x: object) -> Score | None:
-    """Return the score of a rule, of a function of (s, b, h, i, j), or of a sequence of those."""
+    """Return a score from an argument.
+
+    x: a rule, a function of (s, b, h, i, j), or a sequence of those.
+    """
     if x is None:
         return None
     for rule in x if isinstance(x, Sequence) else (x,):
@@ -182,7 +197,7 @@ def dropout(p: object, seed: object) -> tuple[float, int]:
 
 
 def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
-    """Return the absolute index of row 0 for each row-major index of the batch: int64 (batch,)."""
+    """Return the absolute index of row 0 of each batch element: int64 (batch,)."""
     if type(x) is np.ndarray:
         if x.dtype.kind not in "iu":
             raise TypeError(f"offset must be an int or an integer array, got {x.dtype}")
@@ -193,7 +208,7 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
     farthest = max(ends, key=abs)
     if abs(farthest) > FARTHEST:
         raise ValueError(f"offset must be within ±2**62, got {shown(farthest)}")
-    if isinstance(x, int):  # one number for all, however many batch elements there are
+    if isinstance(x, int):  # a view with stride 0, for any number of batch elements
         return np.ndarray((math.prod(lead),), np.int64, np.array([x], np.int64), 0, (0,))
     room({"the offset of every batch element": 8 * math.prod(lead)})
     result = np.empty(lead, np.int64)
@@ -233,7 +248,7 @@ def observe(x: object, name: str = "observe") -> tuple[Statistic, ...]:
 
 
 def covers(p: Problem) -> None:
-    """Rules that hold one entry for each position, batch element or head must have those of the call."""
+    """Check that rules have an entry for every position, batch element and head."""
     for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
         for need in rule.requires if rule is not None else ():
             need.check(*p.extents.indices[need.axis])
@@ -242,10 +257,10 @@ def covers(p: Problem) -> None:
 
 
 def _inside(p: Problem, rule: Any) -> None:
-    """Refuse look-ups beyond tables with bounds="raise", where the mask allows the pair."""
+    """Check look-ups in tables with bounds="raise", where the mask allows the pair."""
 
     def boxes(read: frozenset[str]) -> Iterator[list[tuple[int, int]]]:
-        """Return the indices of the call, with a box for each batch element that the rule or the offset tells apart."""
+        """Yield the index ranges of each batch element that the rule can tell apart."""
         every, seen = read & {"b", "dense"}, set()
         for b, offset in enumerate(p.offset.tolist()):
             if p.heads and p.n_q and p.n_k and (every or offset not in seen):
@@ -266,7 +281,7 @@ def _inside(p: Problem, rule: Any) -> None:
 
 
 def observable(p: Problem) -> None:
-    """Arrays in the rules of statistics must fit the call, and rows that they name be there."""
+    """Check that the masks and rows of statistics fit the call."""
     for s in p.observe:
         if s.name == "mass":
             for dense in s.of.dense:
@@ -280,9 +295,10 @@ def observable(p: Problem) -> None:
 def fits(
     p: Problem, *, outputs: int = 1, entropies: int = 0, weights: int = 0, gradients: int = 0, d_v: int | None = None
 ) -> None:
-    """MemoryError, before any work, for results that are larger than all memory; of arrays on a device nothing is said.
+    """Raise MemoryError for results that are larger than all memory.
 
-    outputs, entropies, gradients: how often those are made. weights: the number of weights. d_v: that of the output.
+    Arrays on a device are not checked. outputs, entropies, gradients: the number of each. weights: the number of
+    weights. d_v: features of the output.
     """
     if p.device is not None:
         return
@@ -304,7 +320,10 @@ def fits(
 
 
 def room(results: dict[str, int]) -> None:
-    """MemoryError for arrays, by name the bytes of each, that together are larger than all memory."""
+    """Raise MemoryError for arrays that together are larger than all memory.
+
+    results: their bytes by name.
+    """
     total = sum(results.values())
     if total <= LARGE:
         return
@@ -321,7 +340,7 @@ def room(results: dict[str, int]) -> None:
 
 
 def _bytes_of(p: Problem, s: Statistic) -> int:
-    """Return the bytes of a statistic, all its arrays together."""
+    """Return the bytes of all arrays of a statistic."""
     heads, real, index = p.batch * p.heads, p.compute.itemsize, 8
     rows, of = heads * p.n_q, s.of
     if s.name == "top":
@@ -348,7 +367,7 @@ def positions(name: str, part: object, n: int) -> range:
 
 
 def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
-    """Return a cotangent or tangent, if it is a float array of the required shape and dtype."""
+    """Return a cotangent or tangent with the required shape and dtype."""
     result = array(name, x)
     if result.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {result.shape}")

@@ -13,9 +13,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(eq=False)
 class Extents:
-    """Index ranges of a call with `lead` leading dimensions; offset and origin as in `Problem`.
+    """Index ranges of a call.
 
-    real: the scalar type of scores.
+    lead: leading dimensions. offset, origin: as in `Problem`. real: the scalar type of scores.
     """
 
     lead: tuple[int, ...]
@@ -28,7 +28,7 @@ class Extents:
 
     @property
     def keys(self) -> int:
-        """The number of keys of the whole sequence, if the last key of the call is its last one."""
+        """The number of keys of the whole sequence, which ends with the call's last key."""
         return self.origin[2] + self.n_k
 
     @cached_property
@@ -41,9 +41,9 @@ class Extents:
         return {"b": (b, b + len(self.offset)), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
     def ranges(self, b: int, heads: range, first: Any, last: Any) -> Ranges:
-        """Return the indices of batch element b, of `heads`, and of queries first to last, without keys.
+        """Return the index ranges of one batch element, some heads and some queries.
 
-        b, heads, first and last are counted from those of the call; first and last are integers or arrays.
+        Arguments count from the first of the call. first, last: integers or arrays. The keys are left out.
         """
         offset, first_head = int(self.offset[b]), self.origin[1]
         return Ranges(
@@ -57,7 +57,7 @@ class Extents:
     def key_edges(self, size: int) -> Array:
         """Return the first key of each tile, and the end: int64 (tiles + 1,).
 
-        Tiles are cut at multiples of `size` from j = 0; the first and the last may be smaller.
+        Tiles begin at multiples of `size` from j = 0; the first and the last may be smaller.
         """
         first, end = self.origin[2], self.keys
         starts = np.arange(first - first % size if self.n_k else end, end, size, dtype=np.int64)

@@ -35,7 +35,7 @@ class Layout(NamedTuple):
         return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
 
     def per_head(self, x: NDArray) -> NDArray:
-        """Return a statistic or weights: (..., h, ...) in both layouts, without h for matrices."""
+        """Return a statistic or weights: (..., h, ...), without h for matrices."""
         return x[0] if self.matrices else x
 
     def rows_to_bhn(self, x: NDArray) -> NDArray:

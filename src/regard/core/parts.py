@@ -1,4 +1,4 @@
-"""Problems made of a problem: its scores alone, and those of some heads, queries and keys."""
+"""Problems derived from a problem: its scores alone, or a part of it."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def scores_alone(p: Problem, mask: Mask | None = None) -> Problem:
-    """Return the problem without sink, values and statistics; with another mask if one is given."""
+    """Return the problem without sink, dropout, values and statistics.
+
+    mask: replaces the problem's mask.
+    """
     return replace(
         p,
         mask=p.mask if mask is None else mask,
@@ -25,7 +28,10 @@ def scores_alone(p: Problem, mask: Mask | None = None) -> Problem:
 
 
 def scores_times(p: Problem, factor: float) -> Problem:
-    """Return `scores_alone` with all scores times a positive factor; a bias is copied."""
+    """Return `scores_alone` with all scores times a positive factor.
+
+    A bias is copied.
+    """
     p = scores_alone(p)
     if p.score is not None:
         p = replace(p, score=compose([p.score, as_score(lambda s, b, h, i, j: s * factor)]))
@@ -35,7 +41,7 @@ def scores_times(p: Problem, factor: float) -> Problem:
 
 
 def _times(p: Problem, x: Array, factor: float) -> Array:
-    """Return x times a factor in the dtype of sums, where it lies."""
+    """Return x times a factor in the dtype of sums, on the device of x."""
     if p.device is None:
         found: Array = x.astype(p.compute) * p.compute.type(factor)
         return found
@@ -45,10 +51,10 @@ def _times(p: Problem, x: Array, factor: float) -> Array:
 
 
 def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> Problem:
-    """Return the scores of head h (None: all) of batch element b, over adjacent rows and keys; views.
+    """Return the scores of one head, or all, over adjacent rows and keys, as views.
 
-    b is a row-major index. Rows and keys stay at the positions that they have in the whole. A rule that reads the
-    number of keys (`keys`) counts those to the end of the part. Dropout and statistics are left out.
+    b: row-major index of a batch element. h: a head, None for all. Rows and keys keep their positions in the whole. A
+    rule that reads the number of keys counts those to the end of the part. Dropout and statistics are left out.
     """
     at = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
     head, kv = slice(None), slice(None)

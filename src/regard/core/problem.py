@@ -1,4 +1,4 @@
-"""One call of attention, normalized and frozen: what every engine is given."""
+"""One call of attention, normalized and frozen: the input of every engine."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -42,8 +42,8 @@ class Outputs(NamedTuple):
 class Differential:
     """One array for each input that may vary: gradients or tangents.
 
-    Every array has the shape of its input; what a call did not have, or what does not vary, is
-    None. `tables` maps each float `regard.table` that a rule of the call reads to its array.
+    Every array has the shape of its input; None stands for inputs that are missing or do not vary.
+    `tables` maps each float `regard.table` of the call's rules to its array.
 
     >>> import numpy as np, regard
     >>> x, slope = np.eye(3), regard.table([0.5])
@@ -63,14 +63,14 @@ class Differential:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A valid call as data: query (..., h, n_q, d), key (..., h_kv, n_k, d), value (..., h_kv, n_k, d_v) and options.
+    """A valid call as data: its arrays, not copied, and its options.
 
-    Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
-    `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. `factors` are the query and the metric whose product `query` is, where
-    there is a metric; engines read the product. `constants` are those of "bias" and the tables of the score whose
-    gradient nobody wants, and which engines leave out. Calls with the same `signature`, where there is one, differ in
-    nothing but the contents and the addresses of query, key and value.
+    query (..., h, n_q, d), key (..., h_kv, n_k, d), value (..., h_kv, n_k, d_v). Leading dimensions may still
+    broadcast; `lead` is their common shape. `offset` holds one integer for each of the `batch` row-major indices of
+    `lead`. `positions_first` requests an output stored as (..., n, h, d). `factors` are the query and the metric, if
+    there is a metric; `query` is then their product. `constants` are inputs without a gradient, which engines leave
+    out: "bias", and tables of the score. Calls with the same `signature` differ only in the contents and addresses of
+    query, key and value.
     """
 
     query: Array
@@ -90,7 +90,7 @@ class Problem:
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
     factors: tuple[Array, Array] | None = None
-    signature: Any = field(default=None, init=False)  # which `again` alone sets
+    signature: Any = field(default=None, init=False)  # set by `from_fields` alone
 
     @cached_property
     def device(self) -> Any:
@@ -136,12 +136,12 @@ class Problem:
 
     @property
     def compute(self) -> np.dtype[Any]:
-        """The dtype of sums, of rules and of statistics: float64 for float64, else float32."""
+        """The dtype of sums, rules and statistics: float64 for float64, else float32."""
         return compute_dtype(self.dtype)
 
     @property
     def keys(self) -> int:
-        """Keys of the whole sequence, as far as this call can know: its last key is the last one."""
+        """The number of keys of the whole sequence, see `Extents.keys`."""
         return self.extents.keys
 
     @cached_property
@@ -152,7 +152,7 @@ class Problem:
 
     @cached_property
     def rules(self) -> CallRules:
-        """The mask and the score with what follows from them."""
+        """The mask and the score, and what follows from them."""
         return CallRules(self.mask, self.score, self.constants, self.extents)
 
     @property
@@ -169,34 +169,43 @@ class Problem:
 
     @property
     def trained_bias(self) -> Array | None:
-        """The bias if there is one and its gradient is wanted."""
+        """The bias if it needs a gradient, else None."""
         return None if "bias" in self.constants else self.bias
 
     def shape(self, *tail: int) -> tuple[int, ...]:
-        """(..., h, *tail) of an output."""
+        """Return the shape (..., h, *tail) of an output."""
         return (*self.lead, self.heads, *tail)
 
     def new_output(self) -> Array:
-        """Allocate an output (..., h, n_q, d_v) in the caller's order in memory."""
+        """Allocate an output (..., h, n_q, d_v) in the caller's memory layout."""
         if self.positions_first:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
     def fields_for(self, signature: Any) -> dict[str, Any]:
-        """Return all fields but query, key, value and rules, for `again`; with a signature for calls like this one."""
+        """Return the fields that calls of a signature share, for `from_fields`.
+
+        They are all but query, key, value and rules.
+        """
         varying = ("query", "key", "value", "mask", "score", "signature")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying}
         return own | {"batch": self.batch, "signature": signature}
 
     @classmethod
     def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:
-        """Return the problem of fields with other operands and rules; unchecked, and without `__init__`, for speed."""
+        """Return a problem from shared fields and its own operands and rules.
+
+        It is unchecked, and made without `__init__`, for speed.
+        """
         problem = object.__new__(cls)
         problem.__dict__.update(given, **varying)
         return problem
 
     def leading(self, x: Array, keep: int) -> Array:
-        """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""
+        """Return a view of `x` with its leading dimensions broadcast to `lead`.
+
+        keep: the number of last dimensions that stay.
+        """
         tail = x.shape[x.ndim - keep :]
         return np.broadcast_to(x, (*self.lead, *tail))
 
@@ -206,7 +215,10 @@ class Problem:
 
 
 def device_of(x: Array) -> Any:
-    """Return the device of an array's memory (see `regard.core.tensors.DeviceMemory`); None for the host."""
+    """Return the device of an array's memory, None for the host.
+
+    See `regard.core.tensors.DeviceMemory`.
+    """
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -218,7 +230,7 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:
-    """`x` summed over the axes along which an array of `shape` was broadcast to make it."""
+    """Sum `x` over the axes along which an array of `shape` was broadcast to it."""
     extra = x.ndim - len(shape)
     x = x.sum(axis=tuple(range(extra))) if extra else x
     x = np.asarray(x) if isinstance(x, np.generic) else x  # NumPy makes a scalar of a single number; JAX does not

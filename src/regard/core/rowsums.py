@@ -19,25 +19,26 @@ from regard.runtime.threads import num_threads, spread_numpy
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST = 8.0
-"""Roundings by which a row may be off."""
+"""Maximum error of a row, in roundings."""
 
 ROWS = 4
-"""Rows that are sampled of a head."""
+"""Rows sampled from each head."""
 
 HEADS = 4
-"""Heads that are sampled, at most."""
+"""Maximum number of sampled heads."""
 
 PAIRS = 2**17
-"""Pairs of a query and a key that may always be looked at: some 4 ms of work on one thread."""
+"""Query-key pairs that may always be visited: some 4 ms of work on one thread."""
 
 ON_LOADING = 2**24
-"""The same where an lse is taken once, for many calls."""
+"""The same for an lse that is loaded once, for many calls."""
 
 
 class RowSum(NamedTuple):
-    """Sum of a row's weights over all keys and the sink.
+    """The sum of a row's weights over all keys and the sink.
 
-    head: row-major in (..., h). found: the lse of the row by its scores. roundings: how far `given` is from it.
+    head: row-major in (..., h). given, found: the lse of the row, by the caller and by its scores. roundings: their
+    difference.
     """
 
     head: int
@@ -48,7 +49,7 @@ class RowSum(NamedTuple):
 
     @property
     def total(self) -> str:
-        """Return the sum as text, with the digits that tell it from 1."""
+        """The sum as text, with enough digits to tell it from 1."""
         with np.errstate(all="ignore"):
             off = float(np.expm1(np.float64(self.found) - self.given))
         return f"1 {'-' if off < 0 else '+'} {abs(off):.3g}" if abs(off) < 1e-3 else f"{1 + off:.4g}"
@@ -57,8 +58,8 @@ class RowSum(NamedTuple):
 def require(name: str, p: Problem, lse: Array, rows: range | None = None, pairs: int = 0) -> None:
     """Raise ValueError unless an lse belongs to the scores of a call.
 
-    name: the argument that holds it, (..., h, n_q). rows: the rows whose lse is used, all unless given. pairs: the work
-    that follows the check, in pairs of a query and a key; a share of them is added to the work of the check.
+    name: the argument that holds it, (..., h, n_q). rows: the rows with a used lse, by default all. pairs: query-key
+    pairs of the work that follows; a share of it is allowed for the check.
     """
     rows = range(p.n_q) if rows is None else rows
     worst = deviation(p, lse, rows, pairs=max(PAIRS, pairs // 8))
@@ -70,9 +71,9 @@ def require(name: str, p: Problem, lse: Array, rows: range | None = None, pairs:
 
 
 def taken(p: Problem, lse: object) -> Array:
-    """Return a caller's lse as (..., h, n_q), with or without axes of size 1.
+    """Return a caller's lse, reshaped to (..., h, n_q).
 
-    Raises TypeError or ValueError for one that does not belong to the call.
+    Raises TypeError or ValueError if it does not belong to the call.
     """
     found = checks.array("lse", lse)
     if found.size != p.batch * p.heads * p.n_q:
@@ -95,10 +96,10 @@ def described(p: Problem, x: RowSum) -> str:
 def deviation(
     p: Problem, lse: Array, rows: Sequence[int], count: int = ROWS, pairs: int | None = None
 ) -> RowSum | None:
-    """Return the sampled row that is farthest off, None if there is no row.
+    """Return the sampled row with the largest error, None without rows.
 
-    rows: those to sample from. count: rows of each head. pairs: the pairs of a query and a key that may be visited;
-    where that is less than all heads take, some heads are sampled, with at least one row. None: all heads.
+    rows: rows to sample from. count: rows of each head. pairs: query-key pairs that may be visited; if all heads take
+    more, some are sampled, with at least one row. None: all heads.
     """
     heads, n_k = p.batch * p.heads, max(p.n_k, 1)
     if not heads or not len(rows):
@@ -118,7 +119,10 @@ def deviation(
 
 
 def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowSum]:
-    """Return sums of some rows of one head, row-major in (..., h); lse (..., h, n_q)."""
+    """Return the sums of some rows of one head.
+
+    head: row-major in (..., h). lse: (..., h, n_q).
+    """
     one = part_of(p, *divmod(head, p.heads))
     lse = lse[np.unravel_index(head, p.shape())]
     at, S = scores(one, np.asarray(rows))
@@ -140,11 +144,9 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
 
 
 def scores(p: Problem, rows: Array) -> tuple[At, Array]:
-    """Return indices for rules, and the scores of some rows, (rows, n_k).
+    """Return indices for rules, and the scores (rows, n_k) of some rows.
 
-    −∞ where masked.
-
-    p: one head (`Problem.part`), whose scores are one product.
+    Masked scores are −∞. p: a problem of one head, see `part_of`.
     """
     real: Any = p.compute.type
     q, k = read(p.query[0], rows).astype(real), read(p.key[0]).astype(real, copy=False)
@@ -163,10 +165,10 @@ def scores(p: Problem, rows: Array) -> tuple[At, Array]:
 
 
 def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, eps: float) -> Array:
-    """Return the error of lse by rounding of products, for each row, over eps.
+    """Return the error of lse from rounded products, for each row, over eps.
 
-    √d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖: a sum of d products is off by some √d roundings of its largest part. P is
-    that of scores raised by this error, and at most 1.
+    √d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖: a sum of d products is off by some √d roundings of its largest part. P
+    follows from scores raised by this error, and is at most 1.
     """
     q, k = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (read(p.query[0], rows), read(p.key[0])))
     size = np.sqrt(p.d) / 4 * abs(p.scale) * q[:, None] * k
@@ -179,11 +181,9 @@ def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, 
 
 
 def spread(n: int, count: int, salt: int = 0) -> list[int]:
-    """Return `count` of n positions, rising.
+    """Return `count` of n positions, ascending; all if n is smaller.
 
-    The first, the last and others by a fixed hash.
-
-    All positions where n is not larger.
+    They are the first, the last, and others by a fixed hash.
 
     >>> spread(4, 4), spread(1000, 4), spread(1000, 1, salt=7)
     ([0, 1, 2, 3], [0, 236, 618, 999], [944])

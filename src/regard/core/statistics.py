@@ -1,4 +1,4 @@
-"""Statistics that `observe=` asks for, and the object that holds them."""
+"""Statistics that `observe=` requests, and the object that holds them."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Statistic:
     """A statistic to observe, by name.
 
-    of: the parameters of statistics made by functions such as `top`.
+    of: the parameters of a statistic made by a function such as `top`.
     """
 
     name: str
@@ -41,10 +41,10 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Top:
-    """The largest weights of every query and the keys they fall on, in falling order.
+    """The largest weights of every query and their keys, in falling order.
 
     `values` and `indices` (int64, rows of key) are (..., h, n_q, k). Ties go to the lowest key.
-    Where fewer than k keys may be seen, the weight is 0 and the index −1.
+    Where a query sees fewer than k keys, the weight is 0 and the index −1.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -63,8 +63,8 @@ class Top:
 class Profile:
     """The weight on every distance i − j of absolute positions, summed over queries.
 
-    `values` is (..., h, n_q + n_k − 1) and `distances`, int64 and rising by one, (..., 1, n_q + n_k
-    − 1).
+    `values` is (..., h, n_q + n_k − 1). `distances` is (..., 1, n_q + n_k − 1), int64, rising by
+    one.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -89,9 +89,7 @@ def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
 def top(k: int) -> Statistic:
     """Observe the k largest weights of every query.
 
-    `seen[regard.top(k)]` has them as a `Top`.
-
-    For `observe=`.
+    For `observe=`: `seen[regard.top(k)]` is a `Top`.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -105,12 +103,10 @@ def top(k: int) -> Statistic:
 def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
     """Observe the weight of every query on the pairs that a rule allows.
 
-    (..., h, n_q).
-
-    For `observe=`. The rule is given as a mask is: `regard.mass(regard.window(1) &
-    ~regard.window(0))` is the weight on the previous token, `regard.mass(regard.documents(ids))`
-    that on the query's own document. It hides nothing. As two masks that are built alike are two
-    masks, keep the statistic to look it up. An array is copied.
+    For `observe=`: (..., h, n_q). The rule is given like a mask, but hides nothing:
+    `regard.mass(regard.window(1) & ~regard.window(0))` is the weight on the previous token, and
+    `regard.mass(regard.documents(ids))` that on the query's own document. Keep the statistic to
+    look it up: masks that are built alike differ as keys. An array is copied.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -123,12 +119,12 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
 
 
 def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Statistic:
-    """Observe the weights from afar, as a map of cells (..., h, rows, cols).
+    """Observe the weights as a coarse map of cells, (..., h, rows, cols).
 
     For `observe=`. Of n queries, cell r holds those from ⌊r n / rows⌋ to before ⌊(r + 1) n / rows⌋,
-    and of keys likewise; there are no more cells than queries or keys. "mass" sums over the keys of
-    a cell and takes the mean over its queries, so that rows still sum to 1; "max" is the largest
-    weight, by which a single one survives any distance.
+    and of keys likewise. There are no more cells than queries or keys. "mass" sums over the keys of
+    a cell and averages over its queries, so that rows still sum to 1. "max" is the largest weight
+    of a cell, so that a single one stays visible.
 
     >>> import numpy as np, regard
     >>> x = np.eye(4)
@@ -144,7 +140,7 @@ def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Stati
 def weights_of(rows: Sequence[int]) -> Statistic:
     """Observe all weights of a few queries: (..., h, len(rows), n_k).
 
-    For `observe=`. Rows count from the first of query.
+    For `observe=`. Rows count from the first row of query.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -161,12 +157,12 @@ def weights_of(rows: Sequence[int]) -> Statistic:
 
 
 def renyi(alpha: float) -> Statistic:
-    """Observe the Rényi entropy of every query: log(Σ_j P[j]^alpha / Σ_j P[j]) / (1 − alpha).
+    """Observe the Rényi entropy of every query.
 
-    For `observe=`: (..., h, n_q), in nats. At 0 it is the logarithm of the number of visible keys,
-    at 1 the entropy (its limit), at infinity −log max P; it never rises with alpha. Σ_j P is 1
-    unless a sink takes weight: then this is Rényi's entropy of an incomplete distribution, at 1
-    entropy / Σ_j P.
+    For `observe=`: log(Σ_j P[j]^alpha / Σ_j P[j]) / (1 − alpha), (..., h, n_q), in nats. At 0 it is
+    the logarithm of the number of visible keys, at 1 the entropy (its limit), at infinity −log max
+    P. It never rises with alpha. Σ_j P is 1 unless a sink takes weight: then this is Rényi's
+    entropy of an incomplete distribution, at 1 entropy / Σ_j P.
 
     Computed in O(n) memory from the lse of the scores and that of the scores times alpha. Rounding
     grows as 1 / |1 − alpha|: near 1, take 1.
@@ -199,18 +195,18 @@ def _count(name: str, x: object) -> int:
 class Seen(Mapping[Statistic | str, Any]):
     """Observed statistics: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
 
-    Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
-    `normalized_entropy`, its entropy over the logarithm of that; `effective_states`,
-    exp(entropy), the number of keys that equal weights would have the same entropy over; `max`,
-    the largest weight, and `argmax`, its row in key. Of every key: `received`, the weight that it
-    gets from all queries, (..., h, n_k), and `group_received`, from all query heads that share it
-    as well, (..., h_kv, n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`,
-    `pooled`, `weights_of` and `renyi` have parameters.
+    For every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, the number of keys it sees;
+    `normalized_entropy`, its entropy over the logarithm of that; `effective_states`, exp(entropy),
+    the number of equally weighted keys with the same entropy; `max`, the largest weight, and
+    `argmax`, its row in key. For every key: `received`, its weight from all queries, (..., h, n_k),
+    and `group_received`, summed over the query heads that share it, (..., h_kv, n_k). `profile` is
+    a `Profile`, weight by distance. `top`, `mass`, `pooled`, `weights_of` and `renyi` have
+    parameters.
 
     float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A
-    query that sees nothing has weights and entropies 0, lse −∞, argmax −1 and effective_states 1;
-    one that sees a single key normalized entropy 0. With a sink, the weights of a query and the
-    cells of a map sum to what it leaves.
+    query that sees nothing has weights and entropies 0, lse −∞, argmax −1 and effective_states 1. A
+    query that sees a single key has normalized entropy 0. With a sink, the weights of a query and
+    the cells of a map sum to what it leaves.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)

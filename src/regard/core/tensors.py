@@ -1,4 +1,7 @@
-"""Tensors as NumPy arrays and back, without copies. The engine for GPUs and the adapter of PyTorch use it alike."""
+"""Tensors as NumPy arrays and back, without copies.
+
+The engine for GPUs and the adapter of PyTorch use it alike.
+"""
 
 from typing import Any
 
@@ -26,11 +29,14 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
         "complex128",
     ]
 }
-DEVICES = ("cuda",)  # whose memory the host does not read
+DEVICES = ("cuda",)  # the host does not read their memory
 
 
 class DeviceMemory:
-    """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
+    """The memory of a tensor on a device, for arrays that are never read.
+
+    They have shapes, strides and addresses.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.lies_on, self.address = tensor, tensor.device, tensor.data_ptr()
@@ -40,14 +46,14 @@ class DeviceMemory:
             "shape": tuple(tensor.shape),
             "strides": tuple(step * size for step in tensor.stride()),
             "typestr": f"|V{size}" if tensor.dtype is torch.bfloat16 else NUMPY[tensor.dtype].str,
-            "data": (self.address or 1, False),  # that of nothing is never used
+            "data": (self.address or 1, False),  # an empty array's address is never used
         }
 
 
 def array(x: torch.Tensor) -> Array:
     """Return a NumPy view of a tensor; a lazy conjugate or negation is resolved first.
 
-    Of a tensor on a device, an array that lies there, which nothing may read.
+    The array of a tensor on a device has its address, and must not be read.
     """
     if x.device.type in DEVICES:
         found: Array = np.asarray(DeviceMemory(x.detach().resolve_conj().resolve_neg()))
@@ -79,7 +85,7 @@ def on_device(x: Array) -> torch.Tensor:
 
 
 def converted(x: Array, dtype: Any) -> Array:
-    """x in another dtype, where it lies."""
+    """Return x in another dtype, on its device."""
     if device_of(x) is None:
         return x.astype(dtype, copy=False)
     return array(on_device(x).to(next(kind for kind, same in NUMPY.items() if same == dtype)))

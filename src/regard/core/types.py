@@ -20,7 +20,7 @@ class ArrayLike(Protocol):
 
 
 Array = TypeVar("Array", bound=ArrayLike)
-"""The arrays of one call: what comes out is of the library of what goes in."""
+"""The arrays of one call: results are of the same library as the arguments."""
 
 LayoutName = Literal["bhnd", "bnhd"]
 MaskLike = Mask | ArrayLike | Callable[..., Any] | None

@@ -3,7 +3,7 @@
 | Module | Contents |
 |---|---|
 | `attention` | attention, its derivatives and weights: check, make a `Problem`, choose an engine, run |
-| `callcache` | the one cache of calls: no checks, no choice of an engine, no plan |
+| `callcache` | the one cache of calls, which skips checks, the choice of an engine and the plan |
 | `merging` | attention over a set of keys from its parts |
 | `multihead`, `linear` | multi-head attention; linear attention |
 | `metric` | a metric in the scores: the product before an engine, the chain rule after it |

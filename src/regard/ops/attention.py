@@ -1,4 +1,4 @@
-"""The public calls: validate once, build one frozen `Problem`, run the first engine that supports it."""
+"""The public calls: check once, make one frozen `Problem`, run the first engine."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -47,7 +47,7 @@ def problem_from(
 ) -> Problem:
     """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d).
 
-    Nothing is copied; with a metric, the query of the problem is their product.
+    Nothing is copied. With a metric, the problem's query is the product of both.
     """
     options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
     return _checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
@@ -58,7 +58,7 @@ def _checked(
     bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
     metric: Any,
 ) -> Problem:  # fmt: skip
-    """Return the problem of a call with a signature, or without one; calls of a known signature are not checked."""
+    """Return the problem of a call; calls of a known signature are not checked."""
     entry = callcache.find(signature)
     if entry is not None and entry.fields is not None and entry.layout is not None:
         to_bhnd = entry.layout.to_bhnd
@@ -113,7 +113,7 @@ _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
 def causally(mask: Mask | None) -> Mask:
-    """Return `causal() & mask`; the same rule each time, as long as the mask is there."""
+    """Return `causal() & mask`, the same object for the same mask."""
     if mask is None:
         return _causal
     found = _causally.get(mask)
@@ -203,25 +203,24 @@ def attention(
             broadcast.
         value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32,
             float64.
-        mask: who may be attended to, True = attend: a rule such as `regard.window(256) &
+        mask: the pairs that may attend: a rule such as `regard.window(256) &
             regard.documents(ids)`, a function of (b, h, i, j), or an array of booleans or 0/1 that
-            aligns right to (..., h, n_q, n_k). What is masked has no influence, NaN included; a
-            query that sees nothing gives 0.
+            aligns right to (..., h, n_q, n_k). True means attend. Masked keys have no influence,
+            NaN included; a query that sees nothing gives 0.
         causal: query i sees the keys j ≤ i. Both `causal` and `mask` must allow a pair.
-        score: what is done to a score: a rule such as `regard.softcap(50.0)`, a function of (s, b,
-            h, i, j), or a sequence of those, applied in order. A score of −∞ is masked.
+        score: a transformation of scores: a rule such as `regard.softcap(50.0)`, a function of (s,
+            b, h, i, j), or a sequence of those, applied in order. A score of −∞ is masked.
         bias: added after `score`; floating, aligned right to (..., h, n_q, n_k).
-        scale: of Q Kᵀ, 1/√d unless given; 1.0 is the plain dot product.
+        scale: factor of Q Kᵀ, by default 1/√d; 1.0 is the plain dot product.
         metric: M in scores scale · Q M Kᵀ (Luong et al. 2015, "general"), floating: (d, d), or
             (h, d, d) for one per head. Q M is rounded to the dtype of the query.
         sink: (h,), a logit that takes weight and gives no value.
-        dropout: share of the weights that is dropped, in [0, 1), the others scaled by 1/(1 −
-            dropout); a function of `seed`, an int in [0, 2⁶⁴), and of (b, h, i, j) alone.
-        offset: row r is at the absolute position i = r + offset; n_k − n_q unless given, so that
-            the last query sits at the last key. An int, or an integer array over the leading
-            dimensions.
-        origin: (b, h, j) of this call's first batch element, head and key in the whole that it is a
-            shard of.
+        dropout: share of the weights to drop, in [0, 1); the others are scaled by 1/(1 − dropout).
+            It depends on `seed`, an int in [0, 2⁶⁴), and (b, h, i, j) alone.
+        offset: row r is at the absolute position i = r + offset. The default n_k − n_q puts the
+            last query at the last key. An int, or an integer array over the leading dimensions.
+        origin: (b, h, j), the first batch element, head and key of a call that is a shard of a
+            larger one.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
         return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q ·
             n_k memory.
@@ -229,7 +228,7 @@ def attention(
             "normalized_entropy", "effective_states", "max", "argmax", "received", "group_received",
             "profile", `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
             `regard.weights_of(rows)`, `regard.renyi(alpha)`.
-        engine: the name of an engine; otherwise the first that supports the call.
+        engine: the name of an engine; by default the first that supports the call.
 
     Returns:
         out (..., h, n_q, d_v); with `return_weights` (out, weights), with `observe` (out, seen),
@@ -278,7 +277,10 @@ def attention(
 
 
 def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
-    """Cache the call of a problem, if its signature is in the store and the engine can run it again."""
+    """Cache the call of a problem if its engine can run it again.
+
+    Only calls with a signature in the store are cached.
+    """
     entry, repeatable = callcache.find(p.signature), getattr(chosen, "repeatable_call", None)
     if entry is not None and not entry.tried and repeatable is not None:
         run = repeatable(p)
@@ -305,12 +307,14 @@ def weights(
     layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Array:
-    """Compute any part of the weights exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]).
+    """Compute any part of the weights exactly.
 
-    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it,
-    a pass of these rows over all keys comes first. The other arguments are those of `attention`.
-    Returns (..., h, rows, cols), of the inputs' dtype. Raises ValueError for an lse of another
-    call: with it, the weights of sampled rows do not sum to 1.
+    P[h, i, j] = exp(S[h, i, j] − lse[h, i]). With `lse` (..., h, n_q), as `observe=["lse"]` gives
+    it, only that part is computed. Without it, a pass of these rows over all keys comes first. The
+    other arguments are those of `attention`. Returns (..., h, rows, cols), in the inputs' dtype.
+
+    Raises ValueError for the lse of another call: with it, the weights of sampled rows do not sum
+    to 1.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -353,13 +357,13 @@ def attention_vjp(
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> Differential:
-    """Compute the gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ in O(n) memory.
+    """Compute the gradients of attention in every input, in O(n) memory.
 
-    With respect to every input. dout has the shape and dtype of the output, dlse and dentropy are
-    (..., h, n_q) and floating; None is zero. The options are those of `attention`, except
-    `return_weights` and `observe`. `outputs` of the same call, the (out, seen) of `attention(...,
-    observe=["lse"])` or the first result of `attention_jvp`, saves the forward pass. Its entropy is
-    needed for `dentropy` alone.
+    They are those of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩. dout has the shape and dtype
+    of the output; dlse and dentropy are (..., h, n_q) and floating; None is zero. The options are
+    those of `attention`, except `return_weights` and `observe`. `outputs` of the same call saves
+    the forward pass: the (out, seen) of `attention(..., observe=["lse"])`, or the first result of
+    `attention_jvp`. Only `dentropy` needs its entropy.
 
     Returns a `Differential`: query, key, value, bias, sink and metric in the shapes and dtypes of
     the inputs, and `tables[t]` for every float `regard.table` t of a score.
@@ -408,7 +412,7 @@ def attention_jvp(
     `dtables` maps float tables of the score rules to tangents. `tangents` gives all of them as one
     `Differential` instead. The options are those of `attention`, except `return_weights` and
     `observe`. `outputs` of the same call, the (out, seen) of `attention(..., observe=["lse"])`,
-    saves the forward pass; where their entropy is None, so is its tangent.
+    saves the forward pass. If its entropy is None, so is the entropy's tangent.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -455,9 +459,9 @@ def attention_vjp_jvp(
     dtypes, the options and `outputs` are as in `attention_vjp` and `attention_jvp`.
 
     Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product
-    of the Hessian of ℓ with `tangents`. Reverse over reverse is the same: if a loss has the
-    gradient u in the gradients that `attention_vjp` returned, then along u the first result is its
-    gradient in the inputs, and the second that in dout, dlse and dentropy.
+    of the Hessian of ℓ with `tangents`. Reverse over reverse is the same. Let u be the gradient of
+    a loss in the gradients that `attention_vjp` returned. With `tangents=u`, the first result is
+    the loss's gradient in the inputs, and the second that in dout, dlse and dentropy.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -499,9 +503,10 @@ def prepare(
 
 
 def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
-    """Check outputs, cotangents or their tangents, and convert them to the layout of engines.
+    """Check outputs, cotangents or their tangents, and convert their layout.
 
-    label: how messages name one of them, such as "d{}". lse_dtype: the dtype of lse and entropy if one is required.
+    label: how messages name one of them, such as "d{}". lse_dtype: the required dtype of lse and
+    entropy, if any.
     """
     rows = arranged.per_head_shape(p.shape(p.n_q))
     out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
@@ -515,9 +520,11 @@ def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: 
 def known_outputs(
     p: Problem, arranged: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
 ) -> Outputs | None:
-    """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does.
+    """Check the outputs that the caller gives.
 
-    Derivatives take the weights from lse; of the output and the entropy nothing but shape and dtype is checked.
+    entropy_for: the argument that needs the entropy, if any. Derivatives take the weights from lse,
+    so it is compared with the scores. Of the output and the entropy only shape and dtype are
+    checked.
     """
     if outputs is None:
         return None
@@ -556,7 +563,10 @@ def tangents_in(
 
 
 def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -> Differential:
-    """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
+    """Check the caller's tangents, and convert their layout.
+
+    label: as in `outputs_in`.
+    """
     turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
         x, shape = getattr(t, name), arranged.from_bhnd(getattr(p, name)).shape
@@ -577,6 +587,6 @@ def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -
 
 
 def differential_out(arranged: Layout, g: Differential) -> Differential:
-    """Gradients, or their tangents, as the caller has the inputs."""
+    """Convert gradients, or their tangents, to the caller's layout."""
     q, k, v = (None if x is None else arranged.from_bhnd(x) for x in (g.query, g.key, g.value))
     return replace(g, query=q, key=k, value=v)

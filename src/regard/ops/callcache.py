@@ -1,19 +1,20 @@
-"""The one cache of calls: a call with the signature of an earlier one skips its checks, its engine's choice, its plan.
+"""The one cache of calls, by their signatures.
 
-CPU time of a call of 16 queries, 8 heads, d = 64, float32, in µs (`docs/lab/fast-path.md` says how it was measured):
+A call with the signature of an earlier one skips its checks, the choice of an engine and the plan. CPU time of a call
+of 16 queries, 8 heads, d = 64, float32, in µs (`docs/lab/fast-path.md` says how it was measured):
 
-| What an earlier call leaves | NumPy, plain | causal | PyTorch, plain | causal |
+| Cached by an earlier call | NumPy, plain | causal | PyTorch, plain | causal |
 |---|---|---|---|---|
 | nothing | 651 | | | |
 | the plan | 123 | 136 | 307 | 279 |
 | and the checks | 98 | 103 | 240 | 215 |
 | the whole call | 23 | 25 | 36 | 40 |
 
-A signature is all of a call but the contents and the addresses of query, key and value, with the number of threads and
-REGARD_CPU. A call without a signature is not cached: its checks read an array. Each thread has a store of its own,
-because a cached call has scratch memory. NumPy arrays and PyTorch tensors share the signature and the store. They
-differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask or bias that is
-a tensor counts among the operands.
+A signature is everything about a call except the contents and addresses of query, key and value. It includes the number
+of threads and REGARD_CPU. A call without a signature is not cached: its checks read an array. Each thread has a store
+of its own, because a cached call has scratch memory. NumPy arrays and PyTorch tensors share the signature and the
+store. They differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask or
+bias that is a tensor counts among the operands.
 
 A call enters the store when its rules were in an earlier call: rules that are made anew in each call never match.
 """
@@ -50,10 +51,10 @@ _name = os.environ.encodekey("REGARD_CPU") if hasattr(os.environ, "_data") else 
 
 @dataclass(slots=True)
 class Entry:
-    """Results of the checks of one signature, and the call itself.
+    """The checked problem of one signature, and the call itself.
 
-    layout, fields: of the checked problem (see `Problem.from_fields`). call: runs the call at other addresses; None
-    where it was not `tried`, or cannot be cached.
+    layout, fields: of the problem (see `Problem.from_fields`). call: runs the call at other addresses; None if it was
+    not `tried`, or cannot be cached.
     """
 
     layout: Layout | None = None
@@ -67,10 +68,10 @@ def signature(
     scale: Any = None, sink: Any = None, dropout: Any = 0.0, seed: Any = None, offset: Any = None,
     origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = NOTHING, metric: Any = None,
 ) -> Signature | None:  # fmt: skip
-    """Return the signature of a call; None if its checks or its results depend on more.
+    """Return the signature of a call; None if its checks or results depend on more.
 
-    operands: dtypes, shapes and strides, as `array_operands` gives them. A rule never changes, and a dead reference
-    equals no other, so the entry of a rule that is gone goes unused.
+    operands: dtypes, shapes and strides, as of `array_operands`. Rules never change, and a dead reference equals no
+    other. So the entry of a deleted rule is never found.
     """
     if not (
         operands is not None
@@ -94,7 +95,7 @@ def signature(
 
 
 def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
-    """Return what tells NumPy arrays apart; None for other types."""
+    """Return dtypes, shapes and strides of NumPy arrays; None for other types."""
     if not type(query) is type(key) is type(value) is np.ndarray:
         return None
     return (
@@ -122,7 +123,7 @@ def find(signature: Signature | None) -> Entry | None:
 
 
 def store(signature: Signature, entry: Entry) -> None:
-    """Add an entry; of more than SIZE the oldest goes."""
+    """Add an entry, and drop the oldest of more than SIZE."""
     insert(entries(), signature, entry, SIZE)
 
 
@@ -132,7 +133,7 @@ def met(*rules: Rule | None) -> bool:
 
 
 def meet(*rules: Rule | None) -> bool:
-    """Return the same, and count the rules as met from now on."""
+    """Return whether all rules were in an earlier call, and record them."""
     known = met(*rules)
     if not known:
         _met.update(rule for rule in rules if rule is not None)
@@ -142,14 +143,14 @@ def meet(*rules: Rule | None) -> bool:
 class CachedCall:
     """A call of one signature on NumPy arrays, which computes the output.
 
-    run: the call of an engine on the addresses of query, key, value, out and lse. shape: of the output as the caller
-    sees it.
+    run: an engine's call at the addresses of query, key, value, out and lse. shape: of the output, as the caller sees
+    it.
     """
 
     def __init__(self, run: Any, p: Problem, shape: tuple[int, ...]):
         self.run, self.shape, self.dtype = run, shape, p.dtype
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
-        self.lse = np.empty(p.shape(p.n_q), p.compute)  # which nobody sees
+        self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
         self.lse_address = address_of(self.lse)
 
     def __call__(self, query: Array, key: Array, value: Array) -> Array:

@@ -16,7 +16,7 @@ from regard.rules import window as window_rule
 from regard.rules.outside import lookups
 
 STATISTICS = ("lse", "entropy", "max", "argmax", "top", "visible", "received", "profile")
-MOST = 32  # of the largest weights
+MOST = 32  # maximum k of regard.top(k)
 KNOWN = f"{', '.join(repr(x) for x in STATISTICS if x != 'top')} and regard.top(k) with k of at most {MOST}"
 
 

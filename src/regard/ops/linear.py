@@ -1,6 +1,6 @@
 """Linear attention: exp(q · k) replaced by φ(q) · φ(k).
 
-Keys are summed once and not for every query.
+Keys are summed once, not for every query.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -53,7 +53,7 @@ class RandomFeatures:
         return rows[: self.num_features]
 
 
-LOWEST = -1e30  # below every log φ of use; two of them differ by 0, where −∞ would give NaN
+LOWEST = -1e30  # below every useful log φ, and finite: −∞ − (−∞) would be NaN
 
 FeatureMap = str | RandomFeatures | Callable[[NDArray], NDArray]
 
@@ -101,7 +101,7 @@ def linear_attention(
 ) -> Array:
     """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
 
-    In O(n · d + d²) memory.
+    Memory is O(n · d + d²).
 
         A[h,i,j] = φ(Q)[h,i,r] φ(K)[h,j,r]         for the j that i may see
         O[h,i,b] = A[h,i,j] V[h,j,b] / Σ_j A[h,i,j]
@@ -113,13 +113,13 @@ def linear_attention(
         key: (..., h_kv, n_k, d), h a multiple of h_kv. Leading dimensions broadcast.
         value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32,
             float64.
-        feature_map: φ, one of "elu": elu(x) + 1 (Katharopoulos et al. 2020,
-            https://arxiv.org/abs/2006.16236); "relu": max(x, 0); "softmax": efficient attention
-            (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features for a query
-            and, for each feature, over keys for the keys; when causal, over those that the query
-            sees; "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for
-            any norms; a function of the last axis alone, from (..., d) to (..., r), not negative;
-            it is given float32 or float64.
+        feature_map: φ. One of "elu": elu(x) + 1 (Katharopoulos et al. 2020,
+            https://arxiv.org/abs/2006.16236). "relu": max(x, 0). "softmax": efficient attention
+            (Shen et al. 2021, https://arxiv.org/abs/1812.01243), softmax over features for a query,
+            and over visible keys for each feature of the keys. "favor": `RandomFeatures()`, stable
+            for any norms. Or a `RandomFeatures`, or a function of the last axis alone, from (...,
+            d)
+            to (..., r), not negative, which is given float32 or float64.
         causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have
             no influence.
         chunk: keys and queries taken at once. It changes rounding, speed and memory, not the
@@ -128,7 +128,7 @@ def linear_attention(
 
     Returns:
         (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A
-        query that sees no key, or whose weights are all zero (relu), gives 0.
+        query that sees no key, or has zero weights only (relu), gives 0.
 
     Raises:
         TypeError: for dtypes.
@@ -154,7 +154,7 @@ def linear_attention(
 def _checked(
     query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: LayoutName
 ) -> tuple[Layout, tuple[int, ...]]:
-    """Check the arguments; return their layout, and the output's shape."""
+    """Check the arguments; return their layout and the output's shape."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
@@ -260,8 +260,8 @@ class _Features:
     def safe(self, features: NDArray, values: NDArray, state: _State) -> bool:
         """Return True if all rows of a chunk can share its peaks.
 
-        No row's own peak lies so far below them that its terms underflow, and nothing that a row
-        does not see can turn its zero weight into NaN.
+        Then no row's terms underflow for a peak too far below them. Nor does a hidden value that is
+        not finite turn a zero weight into NaN.
         """
         if not np.isfinite(values).all():
             return False
@@ -297,9 +297,10 @@ def in_parallel(
 ) -> Any:
     """Compute `linear_attention` on the arrays of a framework.
 
-    No loop over chunks and no branch on values, so that it can be traced.
+    Neither loops over chunks nor branches on values, so that it can be traced.
 
-    Memory is O(n · (r + d_v)) for r features φ, and n · r · d_v / chunk for the sums of chunks where it is causal.
+    Memory is O(n · (r + d_v)) for r features φ, and n · r · d_v / chunk more for the sums of chunks
+    if causal.
     """
     given = {"query": query, "key": key, "value": value}
     hollow = {name: space.hollow(name, x) for name, x in given.items()}
@@ -338,10 +339,10 @@ def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
 def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
     """Return weighted sums of values up to each row's key, up to a factor.
 
-    The last row's key is the last. A row sees all keys of the chunks before its own. In its chunk, halved repeatedly,
-    it sees the first half where it is in the second, and at last its own key. No product has a key that one of its rows
-    does not see: hidden keys have no influence, and exponentials relative to the largest of the keys never overflow,
-    nor all underflow.
+    The last row's key is the last. A row sees all keys of the chunks before its own. Its own chunk
+    is halved repeatedly: a row in the second half sees the first half, and at last its own key. No
+    product has a key that one of its rows does not see. So hidden keys have no influence.
+    Exponentials are relative to the largest of the keys: they never overflow, nor do all underflow.
     """
     xp = phi.xp
     c = 1 << (min(chunk, 2 * k.shape[-2]).bit_length() - 1)
@@ -355,7 +356,7 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
         scale = xp.amax(phi.constant(q) + highest, -1)[..., None]
 
     def padded(x: Any, fill: float = 0.0) -> Any:
-        """Pad x in front, for keys that no row ends at, and at its end to a whole chunk."""
+        """Pad x in front, for keys before the first row's, and at its end to a whole chunk."""
         size = (*x.shape[:-2], n - x.shape[-2], x.shape[-1]), (*x.shape[:-2], -n % c, x.shape[-1])
         before, after = (xp.broadcast_to(xp.full_like(x[..., :1, :], fill), shape) for shape in size)
         return xp.concatenate([before, x, after], -2)

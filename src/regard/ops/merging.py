@@ -44,7 +44,7 @@ def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[A
 def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, Any]:
     """Merge parts on the arrays of a framework.
 
-    It differentiates as often as that framework's functions do.
+    Its derivatives are those of that framework's functions.
     """
     xp, cast = space.xp, space.cast
 
@@ -78,7 +78,7 @@ def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, 
 
 
 def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[NDArray], list[NDArray]]:
-    """Return the outputs and the lse of the parts of `merge`, checked to fit together."""
+    """Return the outputs and the lse of the parts of `merge`, once they fit together."""
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")
     for n, given in enumerate(parts):

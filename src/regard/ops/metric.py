@@ -1,6 +1,6 @@
-"""The metric of scores, S = scale · Q M K: a product with queries before engines, and the chain rule after them.
+"""The metric of scores: a product before engines, and the chain rule after them.
 
-Engines are given Q M as their query. With G the gradient of Q M:
+Scores are S = scale · Q M K. Engines are given Q M as their query. With G the gradient of Q M:
 
     dQ = G Mᵀ        dM = Qᵀ G summed over queries        tangent of Q M: Q̇ M + Q Ṁ
 
@@ -20,7 +20,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def fits(metric: Sequence[int], query: Sequence[int], layout: object = "bhnd") -> None:
-    """Raise ValueError for a metric that is neither (d, d) nor (h, d, d), given the shapes of both."""
+    """Raise ValueError unless a metric has shape (d, d) or (h, d, d).
+
+    metric, query: their shapes.
+    """
     d, given = query[-1], tuple(metric)
     heads = 1 if len(query) == 2 else query[-2 if layout == "bnhd" else -3]
     if given not in ((d, d), (heads, d, d)):
@@ -38,14 +41,17 @@ def product(x: Array, metric: Array, transposed: bool = False) -> Array:
 def _rows(x: Array, metric: Array, wide: np.dtype[Any], transposed: bool = False) -> Array:
     M = metric.swapaxes(-1, -2) if transposed else metric
     heads = "h" if M.ndim == 3 else ""
-    # Unoptimized, einsum adds products one by one, whatever the number of rows; products of BLAS depend on it.
+    # Unoptimized, einsum adds products one by one. In BLAS the order of sums depends on the number of rows.
     left, right = np.ascontiguousarray(x, wide), np.ascontiguousarray(M, wide)
     found: Array = np.einsum(f"...{heads}ia,{heads}ab->...{heads}ib", left, right, optimize=False)
     return found
 
 
 def framework_product(query: Any, metric: Any, layout: object, cast: Callable[[Any], Any]) -> Any:
-    """Return Q M by a framework's own product, in the query's layout; cast: to the dtype of sums."""
+    """Return Q M by a framework's own product, in the query's layout.
+
+    cast: converts to the dtype of sums.
+    """
     q, M = cast(query), cast(metric)
     if M.ndim == 2:
         return q @ M
@@ -56,7 +62,10 @@ def framework_product(query: Any, metric: Any, layout: object, cast: Callable[[A
 
 
 def gradients(p: Problem, g: Differential) -> Differential:
-    """Return the gradients in query and metric, given that in their product as that of the query."""
+    """Return the gradients in query and metric.
+
+    g: the gradients for engines; that of the query is in Q M.
+    """
     if p.factors is None or g.query is None:
         return g
     query, metric = p.factors
@@ -64,7 +73,7 @@ def gradients(p: Problem, g: Differential) -> Differential:
 
 
 def tangents(p: Problem, t: Differential) -> Differential:
-    """Return tangents of what engines are given: that of Q M as the query's."""
+    """Return the tangents for engines: that of Q M in place of the query's."""
     if p.factors is None:
         return t
     query, metric = p.factors
@@ -76,7 +85,7 @@ def tangents(p: Problem, t: Differential) -> Differential:
 def gradient_tangents(p: Problem, t: Differential, g: Differential, dg: Differential) -> Differential:
     """Return the tangents of `gradients` along t.
 
-    g: the gradients in what engines are given; dg: their tangents.
+    g: the gradients for engines; dg: their tangents.
     """
     if p.factors is None or dg.query is None:
         return dg
@@ -91,9 +100,9 @@ def gradient_tangents(p: Problem, t: Differential, g: Differential, dg: Differen
 
 
 def _outer(p: Problem, x: Array, g: Array, dtype: Any = None) -> Array:
-    """Return Σ_i x[i,a] g[i,b] in the shape of the metric, over rows whose gradient is not zero.
+    """Return Σ_i x[i,a] g[i,b] in the shape of the metric.
 
-    A query that sees nothing has none, and may be NaN.
+    Rows with zero gradient are left out: a query that sees nothing has none, and may be NaN.
     """
     assert p.factors is not None
     metric = p.factors[1]

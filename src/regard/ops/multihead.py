@@ -94,8 +94,8 @@ def multihead_attention(
 ) -> Any:
     """Compute multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    In index notation, with i a query, j a key, c a feature of the model, h a head of queries, g the
-    head of keys and values that it reads, a and b features of a head:
+    In index notation, i is a query, j a key, c a feature of the model, and h a head of queries. g
+    is the head of keys and values that h reads; a and b are features of a head.
 
         Q[h,i,a] = X[i,c] W_q[c,h,a] + b_q[h,a]
         K[g,j,a] = Y[j,c] W_k[c,g,a] + b_k[g,a]
@@ -103,8 +103,8 @@ def multihead_attention(
         O[h,i,b] = attention(Q, K, V)                  as `regard.attention` defines it
         out[i,c] = O[h,i,b] W_o[h,b,c] + b_o[c]
 
-    X, Y, Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`; in
-    cross-attention key and value are another sequence, of any length.
+    X, Y, Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`. In
+    cross-attention, key and value are another sequence, of any length.
 
     Args:
         query: (..., n_q, d_model), or (n_q, d_model).
@@ -115,12 +115,12 @@ def multihead_attention(
         num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head.
             Default h.
         w_q: (d_model, h·d), the columns of a head side by side, for `query @ w_q`. (The weight of a
-            `torch.nn.Linear` is the transpose.) A projection that is not given is the identity; w_q
-            and w_k come together.
+            `torch.nn.Linear` is the transpose.) A missing projection is the identity; w_q and w_k
+            come together.
         w_k: (d_key, h_kv·d).
         w_v: (d_value, h_kv·d_v).
         w_o: (h·d_v, d_out).
-        b_q, b_k, b_v, b_o: one number for each column of the projection they belong to.
+        b_q, b_k, b_v, b_o: one number for each column of their projection.
         attention_options: those of `regard.attention`: mask, causal, score, bias, ... Masks and
             biases align right to (..., h, n_q, n_k). There is no `layout`: heads have no axis of
             their own.
@@ -218,7 +218,7 @@ def projected(
 
 
 def _columns(source: str, shape: tuple[int, ...], name: str, w: NDArray | None, b: NDArray | None) -> tuple[int, str]:
-    """Return a projection's number of features, and their source, checked."""
+    """Check a projection; return its number of features, and their source."""
     if w is None:
         if b is not None:
             raise ValueError(f"b_{name} needs w_{name}")

@@ -1,4 +1,4 @@
-"""Cost of a call of attention, and its engine, from shapes and rules."""
+"""The cost and the engine of a call of attention, from shapes and rules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -23,8 +23,7 @@ from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Sizes of samples: query blocks whose tiles are counted, blocks whose visible pairs are counted, and mixed tiles of
-# such a block.
+# Sizes of samples: query blocks to count tiles of, blocks to count visible pairs of, and mixed tiles of such a block.
 BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
 TILES, SPLIT = 2**14, 64  # ranges of keys visited for one query block; parts of a mixed one
 
@@ -33,7 +32,7 @@ MOST = 2**60  # entries of an array
 
 
 class Complexity(NamedTuple):
-    """Order of time and of memory of one operation, in naive attention and here."""
+    """The order of time and memory of one operation, in naive attention and here."""
 
     operation: str
     time: str
@@ -53,9 +52,10 @@ COMPLEXITY = (
 class Tiles:
     """Tiles of `rows` queries × `keys` keys of all heads, by the bounds of the rules.
 
-    `skipped` tiles hold no visible pair, `full` ones nothing else, the `mixed` ones are masked pair by pair. `pairs` is
-    how many pairs of query and key the visited tiles hold, `visible` the share of all pairs that the mask allows. Where
-    `exact`, or `visible_exact`, is False, these are estimates from evenly spaced samples.
+    `skipped` tiles hold no visible pair, `full` ones nothing else, and `mixed` ones are masked pair
+    by pair. `pairs` is the number of query-key pairs in the visited tiles, `visible` the share of
+    all pairs that the mask allows. They are estimates from samples where `exact`, or
+    `visible_exact`, is False.
     """
 
     rows: int
@@ -76,13 +76,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """One call: its engine and why, its FLOPs, bytes, memory and tiles.
+    """One call: its engine and the reason, its FLOPs, bytes, memory and tiles.
 
-    FLOPs are those of the products, a multiplication and an addition each: `flops` = 2·b·h·n_q·n_k·(d + d_v) forward,
-    `flops_backward` 2.5 times that; `flops_visited` and `flops_visited_backward` leave out the tiles skipped.
-    `bytes_read` counts every input once, `bytes_written` output and lse. `working_memory` is what the engine takes
-    beyond inputs and outputs, in bytes, about; `naive_memory` the scores of all heads that naive attention keeps.
-    `engines` gives for every engine the reason why it was chosen or not.
+    FLOPs are those of the products, a multiplication and an addition each. Forward, `flops` are
+    2·b·h·n_q·n_k·(d + d_v); `flops_backward` is 2.5 times that. `flops_visited` and
+    `flops_visited_backward` leave out skipped tiles. `bytes_read` counts every input once,
+    `bytes_written` output and lse. `working_memory` is about the engine's memory beyond inputs and
+    outputs, in bytes; `naive_memory` is that of all scores. `engines` maps every engine to the
+    reason why it was chosen or not.
     """
 
     engine: str
@@ -122,7 +123,7 @@ class Plan:
         return self.naive_memory // (self.batch * self.heads or 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the lines that `str` prints, a label and a text each."""
+        """Return the lines that `str` prints, as labels and texts."""
         t, about = self.tiles, "" if self.tiles.exact else "about "
         heads = f"{self.heads} heads" + (f" over {self.kv_heads}" if self.kv_heads != self.heads else "")
         lines = [
@@ -154,7 +155,7 @@ class Plan:
 
 
 class Setup(TypedDict, total=False):
-    """The options of `plan`: those of a call, except its arrays or sizes."""
+    """The options of `plan`: those of a call, except arrays and sizes."""
 
     dtype: Any
     mask: MaskLike
@@ -219,20 +220,19 @@ def plan(
     layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Plan:
-    """Tell what `regard.attention` with these arguments would do, without doing it.
+    """Return what `regard.attention` with these arguments costs, and its engine.
 
     Nothing of the size of the scores is computed. The other options are those of
     `regard.attention`. The product of a metric is not counted.
 
     Args:
         query, key, value: arrays, or shapes, which then have `dtype`.
-        n, d: instead of those three, the sizes that `regard plan` takes: queries, and features of a
-            query and a key.
-        n_keys: keys; n unless given.
-        d_value: features of a value; d unless given.
-        heads: query heads; one, without an axis of its own, unless given.
-        kv_heads: key and value heads; as many as query heads unless given.
-        batch: batch entries; one, without an axis of its own, unless given.
+        n, d: sizes instead of those three: queries, and features of a query and a key.
+        n_keys: keys, by default n.
+        d_value: features of a value, by default d.
+        heads: query heads; by default one, without an axis of its own.
+        kv_heads: key and value heads, by default as many as query heads.
+        batch: batch entries; by default one, without an axis of its own.
         dtype: of shapes and sizes.
 
     Raises:
@@ -299,9 +299,9 @@ def plan(
 def shapes(
     sizes: Mapping[str, Any], *, positions_first: bool = False, label: Callable[[str], str] = str
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of query, key and value with these sizes, named as in `plan`.
+    """Return the shapes of query, key and value from sizes named as in `plan`.
 
-    label: maps the name of a size to that in an error.
+    label: maps the name of a size to its name in an error.
     """
     found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
     if not found.keys() >= {"n", "d"}:
@@ -319,7 +319,7 @@ def shapes(
 
 
 def _array(name: str, x: Any, dtype: Any) -> Array:
-    """Return an array, or for a shape an array of it that takes no memory."""
+    """Return an array, or an array of a given shape that takes no memory."""
     if not isinstance(x, tuple | list):
         array: Array = x
         return array
@@ -339,11 +339,11 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 
 
 def _working_memory(p: Problem, engine: str) -> int:
-    """Return bytes beyond inputs and outputs, about.
+    """Return the approximate bytes beyond inputs and outputs.
 
-    Of the tiled engine: the chunks that threads work on, with scores and weights, and keys and
-    values copied for BLAS (once more where the dtype of sums is wider). Of the cpu engine: its
-    tiles and lists. Of the specification: its n × n arrays.
+    The tiled engine has chunks of scores and weights for its threads, and keys and values copied
+    for BLAS (once more if the dtype of sums is wider). The cpu engine has tiles and lists, the
+    specification n × n arrays.
     """
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
@@ -359,7 +359,7 @@ def _working_memory(p: Problem, engine: str) -> int:
 
 @dataclass(frozen=True)
 class _Alike:
-    """The first of `count` batch elements and heads that see the same, by index."""
+    """Batch elements and heads that see the same: the first, and their number."""
 
     b: int
     h: int
@@ -369,7 +369,7 @@ class _Alike:
 def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
     """Group batch elements and heads that rules cannot tell apart.
 
-    leaves: those that the rules read.
+    leaves: the indices that the rules read.
     """
     if leaves & {"b", "dense"}:
         elements = [(b, 1) for b in range(p.batch)]
@@ -390,7 +390,7 @@ def _tiles(p: Problem) -> Tiles:
     """
     alike = _alike(p, reads(*p.rules.hiding))
     starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
-    ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
+    ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # where each one's blocks end in all blocks
     count = int(ends[-1]) if len(ends) else 0
     counted = _sample(count, BLOCKS)
     looked_into = set(_sample(len(counted), BLOCKS_LOOKED_INTO))
@@ -435,10 +435,8 @@ def _tiles(p: Problem) -> Tiles:
 def _sample(count: int, most: int) -> list[int]:
     """Return at most `most` of the numbers below `count`.
 
-    All, or one from each of equal stretches.
-
-    The choice is random, as an even spacing would fall in step with the tiles, but the same every
-    time.
+    All of them, or one from each of equal stretches. The choice is random but reproducible; an even
+    spacing could match the period of the tiles.
     """
     if count <= most:
         return list(range(count))
@@ -449,7 +447,7 @@ def _sample(count: int, most: int) -> list[int]:
 class _Seen(NamedTuple):
     """Ranges of absolute keys that some rows may see.
 
-    times: the number of tiles or ranges that each one represents, an estimate where not `exact`.
+    times: the number of tiles or ranges that each one represents, an estimate unless `exact`.
     """
 
     left: Array
@@ -467,8 +465,9 @@ def _tile_count(left: Any, right: Any) -> Any:
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     """Return the keys that some rows may see.
 
-    Whole ranges of tiles where all is visible, single tiles where some is. At most TILES ranges are
-    visited: of more tiles, several together first, then some of those that are mixed.
+    They are whole ranges of tiles where all is visible, single tiles where some is. At most TILES
+    ranges are visited. With more tiles, several are visited together, and then a sample of the
+    mixed ones.
     """
     size = BLOCK_K
     while p.n_k > size * TILES:
@@ -501,7 +500,10 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
 
 
 def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:
-    """Count the pairs of these rows and these absolute keys that the mask allows."""
+    """Return the number of these query-key pairs that the mask allows.
+
+    left, right: a range of absolute keys.
+    """
     if p.mask_node is None:
         return int((last - first) * (right - left))
     j0 = p.origin[2]

@@ -1,4 +1,4 @@
-"""Modern Hopfield networks: patterns retrieved by repeated attention, and the energy that falls."""
+"""Modern Hopfield networks: patterns retrieved by repeated attention."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 

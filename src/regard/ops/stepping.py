@@ -39,7 +39,7 @@ class Step:
 
     @property
     def value(self) -> Array:
-        """The array. That of the softmax Jacobian is built anew each time it is read."""
+        """The array; the softmax Jacobian is computed anew on each access."""
         value = self.make().view()
         value.flags.writeable = False
         return value
@@ -53,9 +53,8 @@ class Step:
 class Steps(Sequence[Step]):
     """The steps of a call in order, also by name or symbol.
 
-    `steps["softmax"]` is a step, `steps["P"]` the last of a symbol.
-
-    `str(steps)` is a table of names, formulas, contractions and shapes.
+    `steps["softmax"]` is a step, `steps["P"]` the last one of a symbol. `str(steps)` is a table of
+    names, formulas, contractions and shapes.
     """
 
     def __init__(self, steps: Sequence[Step]):
@@ -87,7 +86,7 @@ class Steps(Sequence[Step]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the steps that happen, in order."""
+        """The names of the steps in order."""
         return tuple(step.name for step in self)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
@@ -127,14 +126,13 @@ def steps(
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
     The steps are queries, keys, values (and keys and values for each query head, if heads are
-    grouped), raw scores, scaled, score, bias, masked, lse, softmax, dropout and output; only those
-    that happen appear. Asked for by name, so arrays (..., h, n_q, n_k) are built. Raises what
-    `regard.attention` raises.
+    grouped), raw scores, scaled, score, bias, masked, lse, softmax, dropout and output. Only those
+    that happen appear. Arrays (..., h, n_q, n_k) are built. Raises what `regard.attention` raises.
 
-    With `dout`, the gradient of the output in its shape and dtype, those of backward follow, in
-    closed form (Dao et al. 2022, appendix B): the gradients of values, of weights, of scores
-    through the Jacobian of softmax, and of queries and keys, as `regard.attention_vjp` returns
-    them. The Jacobian, (..., h, n_q, n_k, n_k), is built only where its `value` is read.
+    `dout` is a gradient of the output, in its shape and dtype. With it the steps of backward
+    follow, in closed form (Dao et al. 2022, appendix B): the gradients of values, of weights, of
+    scores through the Jacobian of softmax, and of queries and keys, as `regard.attention_vjp`
+    returns them. The Jacobian, (..., h, n_q, n_k, n_k), is built only where its `value` is read.
 
     >>> import numpy as np, regard
     >>> rng = np.random.RandomState(42)
@@ -185,7 +183,7 @@ def steps_of_head(p: Problem) -> Steps:
 class _SteppedCall:
     """A call with its terms, and the names of its arrays in the caller's layout.
 
-    default_scale: the scale is 1/√d, and is printed so.
+    default_scale: the scale is 1/√d, and is printed like that.
     """
 
     def __init__(self, p: Problem, arranged: Layout, default_scale: bool) -> None:
@@ -209,7 +207,7 @@ class _SteppedCall:
         return self.arranged.from_bhnd(x.reshape(self.p.shape(*x.shape[2:])))
 
     def scaled(self, x: str) -> str:
-        """Return the text of scale · x."""
+        """Return scale · x as text."""
         return f"{x} / √{self.p.d}" if self.default_scale else f"{self.p.scale:g} · {x}"
 
     def forward(self, rules: Sequence[Score]) -> Iterator[Step]:
@@ -255,7 +253,10 @@ class _SteppedCall:
         yield _step("output", "O", o, positions(f.O).astype(p.dtype), f"{O} = {P} {V}", f"{ij},{v}->{o}")
 
     def backward(self, dout: Array) -> Iterator[Step]:
-        """Yield the steps of backward; dout: (..., h, n_q, d_v)."""
+        """Yield the steps of backward.
+
+        dout: (..., h, n_q, d_v).
+        """
         p, f, ij, i, q, k, v, o = self.p, self.terms, self.ij, self.i, self.q, self.k, self.v, self.o
         real, pairs = p.compute.type, self.pairs
         g = specification.adjoint(p, Outputs(dout, None, None), f)
@@ -304,13 +305,17 @@ class _SteppedCall:
         yield from self.gradient("key", "dK", k, x, p.key, f"{dR} {Q}", f"{ij},{q}->{k}")
 
     def grouped(self, letters: str) -> str:
-        """Return the letters of keys or values, g for h where heads are grouped."""
+        """Return the letters of keys or values, with g for h where heads are grouped."""
         return letters.replace("h", "g") if self.p.group > 1 else letters
 
     def gradient(
         self, name: str, symbol: str, letters: str, x: Array, like: Array, formula: str, einsum: str
     ) -> Iterator[Step]:
-        """Yield the gradient of an input `like`, summed over what was broadcast; x: (b, h, n, features)."""
+        """Yield the steps of an input's gradient.
+
+        like: the input. x: (b, h, n, features), not yet summed over the dimensions along which the
+        input was broadcast.
+        """
         p, text = self.p, _tensor(symbol, letters)
         found = specification.unflatten(p, x, like)
         assert found is not None
