@@ -6,7 +6,7 @@
 | `streamed` | the same from queries and keys, at any length |
 | `maps` | heads compared by their maps |
 | `table` | tables of heads for the terminal, JSON and CSV |
-| `inputs` | texts, captures and arrays that commands are given |
+| `inputs` | arguments of commands: texts, captures and arrays |
 | `capture/` | the queries, keys and lse of a model's layers |
 | `examplemodel/` | a small trained decoder |
 """

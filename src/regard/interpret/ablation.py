@@ -1,4 +1,7 @@
-"""The loss of the example model without each of its heads: for `regard insight --ablate` and the page."""
+"""The loss of the example model without each of its heads.
+
+For `regard insight --ablate` and the page.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +14,10 @@ from regard.interpret.examplemodel.model import ExampleModel, Replacement
 
 @dataclass(frozen=True)
 class Losses:
-    """Mean nats of each byte after the first: with all heads, and without one, by (layer, head)."""
+    """Mean loss in nats per byte after the first, with all heads and without each.
+
+    without: by (layer, head).
+    """
 
     whole: float
     without: Mapping[tuple[int, int], float]
@@ -24,9 +30,9 @@ def losses_without(
     progress: Callable[[float], object] = lambda done: None,
     **options: Any,
 ) -> Losses:
-    """Compute the loss of `ids` (n,) without each head in turn; `how` and `options` are those of `ExampleModel.run`.
+    """Compute the loss of `ids` (n,) without each head in turn.
 
-    progress: told the share of the heads that is done.
+    how, options: those of `ExampleModel.run`. progress: called with the share of the heads that is done.
     """
     found, heads = dict[tuple[int, int], float](), model.config.layers * model.config.heads
     for layer, head, trace in model.ablations(ids, how, **options):

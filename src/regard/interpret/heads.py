@@ -1,7 +1,8 @@
 """Statistics of attention heads, computed from their weights.
 
-Every statistic is an average over rows. Rows that do not count are left out: the first, which sees one key, those that
-see nothing, and, for scores of copies, those whose token has none before it. Without any row left it is 0.
+Every statistic is an average over rows. The first row, which sees one key, and rows that see
+nothing are left out. Scores of copies also leave out rows with tokens that have no earlier copy.
+Without any row left, a statistic is 0.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -24,16 +25,16 @@ RowValues = tuple[NDArray[np.float64], RowFlags]
 KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token", "n tokens back")
 
 NOTABLE = 0.25
-"""The score from which a head is called by its kind."""
+"""The score from which on a head is called by a kind."""
 
 CLEAR = 0.5
-"""The score from which a kind is certain; from `NOTABLE` to here it is tentative."""
+"""The score from which on a kind is certain, and no longer tentative."""
 
 DISTANCES = range(2, 6)
 """The distances that "n tokens back" tries."""
 
 LEAST_ROWS = 8
-"""Rows that a distance must have: the mean of fewer says little."""
+"""Minimum rows for a distance: the mean of fewer says little."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class HeadStatistics:
     """Statistics of one head, averaged over the rows that count.
 
     Scores are weights in [0, 1]. `entropy` is in nats, `normalized_entropy` relative to attending
-    evenly. `sink` is the weight on the first token. `kv_head` is the key-value head whose keys it
-    reads, None if unknown. `back` is the largest mean weight on one distance of `DISTANCES`, and
-    `distance` that distance, None if no distance has rows enough.
+    evenly. `sink` is the weight on the first token. `kv_head` is the key-value head that it reads,
+    None if unknown. `back` is the largest mean weight on one distance of `DISTANCES`, and
+    `distance` that distance, None if every distance has too few rows.
     """
 
     layer: int
@@ -61,7 +62,7 @@ class HeadStatistics:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Return the score of each of `KINDS`."""
+        """The score of each of `KINDS`."""
         values = (self.previous, self.duplicate, self.induction, self.sink, self.current, self.back)
         return dict(zip(KINDS, values, strict=True))
 
@@ -74,8 +75,8 @@ def previous_token(weights: ArrayLike) -> Means:
     """Average the weight on the token just before, per head.
 
     `weights` (..., h, n, n) gives (..., h). Row 0 has no token before it and is left out; without
-    any row left: 0. A head of this kind is the first half of an induction circuit (Elhage et al.
-    2021, "A Mathematical Framework for Transformer Circuits").
+    any row left: 0. Such a head is the first half of an induction circuit (Elhage et al. 2021, "A
+    Mathematical Framework for Transformer Circuits").
 
     >>> previous_token([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.75])
@@ -97,8 +98,9 @@ def current_token(weights: ArrayLike) -> Means:
 def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
     """Average the weight on all earlier copies of the current token, per head.
 
-    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): averaged over the rows whose token
-    came before; without any: 0. Named by Wang et al. 2022, "Interpretability in the Wild".
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h). The average is over rows with an
+    earlier copy of their token; without any: 0. Named by Wang et al. 2022, "Interpretability in the
+    Wild".
 
     >>> duplicate_token([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
     array([0.75])
@@ -109,11 +111,12 @@ def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
 def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
     """Average the weight on tokens that came after earlier copies of the current one.
 
-    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a
-    row's token (with several, each one alone would read low), then averaged over the rows that have
-    an earlier copy; without any: 0. On repeated random tokens this is the prefix matching score of
-    Olsson et al. 2022, "In-context Learning and Induction Heads". A copy must agree in the last
-    `prefix` tokens: in text, single letters recur by chance, and three in a row seldom do.
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h). The weight is summed over all earlier
+    copies of a row's token, since with several each one alone would read low. It is then averaged
+    over the rows with an earlier copy; without any: 0. On repeated random tokens this is the prefix
+    matching score of Olsson et al. 2022, "In-context Learning and Induction Heads". A copy must
+    agree in the last `prefix` tokens: in text, single letters recur by chance, and three in a row
+    seldom do.
 
     >>> weights = [[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]]
     >>> induction(weights, [7, 8, 7]), induction(weights, [7, 8, 7], prefix=2)
@@ -125,9 +128,9 @@ def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
 def sink(weights: ArrayLike) -> Means:
     """Average the weight that the first token receives, per head.
 
-    (..., h, n, n) gives (..., h). The importance score of the first token of Gu et al. 2025, "When
-    Attention Sink Emerges in Language Models", except that row 0, which sees nothing else, is left
-    out, so that short texts do not look like sinks.
+    (..., h, n, n) gives (..., h). This is the importance score of the first token of Gu et al.
+    2025, "When Attention Sink Emerges in Language Models", without row 0. That row sees nothing
+    else, and would make short texts look like sinks.
 
     >>> sink([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.75])
@@ -136,7 +139,7 @@ def sink(weights: ArrayLike) -> Means:
 
 
 def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
-    """Return the share of heads whose `sink` exceeds `epsilon`.
+    """Return the share of heads with a `sink` above `epsilon`.
 
     Gu et al. 2025, with 0.3.
     """
@@ -176,9 +179,9 @@ def head_statistics(
 ) -> tuple[HeadStatistics, ...]:
     """Compute every statistic of every head of one layer, in order of heads.
 
-    `weights` is an array (..., h, n, n), or a function that gives the rows a slice names, (..., h,
-    m, n): long texts then take memory for `rows` rows at a time. `ids` (..., n). Leading dimensions
-    are averaged.
+    `weights` is an array (..., h, n, n), or a function that returns the rows of a slice, (..., h,
+    m, n). A function needs memory for `rows` rows at a time only. `ids` (..., n). Leading
+    dimensions are averaged.
 
     >>> head, = head_statistics([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
     >>> head.induction, head.duplicate, head.sink
@@ -204,9 +207,10 @@ def head_statistics(
 def sampled_statistics(
     weights: ArrayLike, rows: ArrayLike, ids: ArrayLike, *, layer: int = 0, prefix: int = 1
 ) -> tuple[HeadStatistics, ...]:
-    """Estimate `head_statistics` from some rows: weights (h, m, n) of the rows that `rows` (m,) numbers.
+    """Estimate `head_statistics` from some rows.
 
-    Entropies are normalized by how many keys have a weight.
+    weights: (h, m, n), of the row numbers in `rows` (m,). Entropies are normalized by the number of
+    keys with a weight.
     """
     some = np.asarray(weights, np.float64)
     visible = np.count_nonzero(some, axis=-1)
@@ -217,9 +221,9 @@ def sampled_statistics(
 def most_back(
     means: NDArray[np.float64], counts: NDArray[Any], least: int = LEAST_ROWS
 ) -> tuple[list[float], list[int | None]]:
-    """Find the largest mean weight over `DISTANCES`, per head, and its distance; 0 and None of too few rows.
+    """Find the largest mean weight over `DISTANCES` per head, and its distance.
 
-    `means` and `counts` of rows (distances, h).
+    They are 0 and None if there are too few rows. means, counts: of rows, (distances, h).
     """
     known = np.where(counts >= least, means, -1.0)
     best = known.argmax(0)
@@ -230,22 +234,23 @@ def most_back(
 
 
 def kind(head: HeadStatistics) -> tuple[str, float]:
-    """Return the one of `KINDS` with the highest score, and that score.
+    """Return the kind with the highest score, and that score.
 
-    NaN is lower than any.
+    NaN is lower than any score.
     """
     return max(head.scores.items(), key=lambda item: _number(item[1]))
 
 
 def notable(scores: Mapping[str, float]) -> str | None:
-    """Return the kind that a head is called by: the first of `all_notable`, None if there is none."""
+    """Return the main kind of a head: the first of `all_notable`, or None."""
     return next(iter(all_notable(scores)), None)
 
 
 def all_notable(scores: Mapping[str, float]) -> tuple[str, ...]:
-    """Return every kind whose score is at least `NOTABLE`, the highest score first.
+    """Return the kinds with a score of at least `NOTABLE`, the highest first.
 
-    Heads rest on the first token where they find nothing else, so "first-token sink" is always last.
+    "first-token sink" is always last, since heads rest on the first token where they find nothing
+    else.
     """
     found = {kind: scores[kind] for kind in KINDS if scores.get(kind, 0.0) >= NOTABLE}
     return tuple(sorted(found, key=lambda kind: (kind == "first-token sink", -found[kind])))
@@ -296,7 +301,7 @@ def _number(score: float) -> float:
 class _Tile:
     """Some rows of the weights, (..., h, m, n), and their numbers (m,).
 
-    `visible` (..., h, m) are the keys that rows see; without it, `causal` says.
+    visible: (..., h, m), the number of keys that rows see; by default it follows from `causal`.
     """
 
     weights: NDArray[np.float64]
@@ -309,13 +314,13 @@ class _Tile:
     def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
         """Return weights[..., i, i - by] for every row i.
 
-        Column 0 where i - by is before the first.
+        Column 0 replaces negative columns.
         """
         columns = np.maximum(self.rows - by, 0)
         return np.take_along_axis(self.weights, columns.reshape(*(1,) * (self.weights.ndim - 2), -1, 1), -1)[..., 0]
 
     def earlier_copies(self, length: int = 1) -> RowFlags:
-        """Return True at keys j < i whose last `length` tokens are those of row i.
+        """Return flags of the keys j < i with the same last `length` tokens as row i.
 
         (..., 1, m, n).
         """
@@ -328,7 +333,7 @@ class _Tile:
 
     @property
     def alive(self) -> RowFlags:
-        """Rows that see anything at all: (..., h, m)."""
+        """Flags of the rows that see any key: (..., h, m)."""
         return np.asarray(self.weights.any(-1))
 
     def after_first(self, values: NDArray[np.float64]) -> RowValues:
@@ -374,7 +379,10 @@ def _normalized(tile: _Tile) -> RowValues:
 
 
 def _back(tile: _Tile, distance: int) -> RowValues:
-    """Weight on one distance; rows whose key would be the first are left out, which is a sink's."""
+    """Return the weight on one distance.
+
+    Rows with the first key at that distance are left out: a sink would count.
+    """
     return tile.shifted_diagonal(distance), tile.alive & (tile.rows > distance)
 
 
@@ -400,7 +408,7 @@ def _mean(rows: RowValues) -> Means:
 
 
 def _sums(rows: RowValues) -> NDArray[np.float64]:
-    """Return per head the sum over all other axes and its number of rows: (2, h)."""
+    """Return per head the sum over all other axes, and its number of rows: (2, h)."""
     values, counted = rows
     counted = np.broadcast_to(counted, values.shape)
     others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
@@ -408,7 +416,10 @@ def _sums(rows: RowValues) -> NDArray[np.float64]:
 
 
 def _all_sums(tile: _Tile) -> NDArray[np.float64]:
-    """Sum and count the rows of each statistic, and of `_back` by distance: (statistics, 2, h)."""
+    """Return sums and numbers of rows for each statistic: (statistics, 2, h).
+
+    The last ones are those of `_back`, by distance.
+    """
     return np.stack([_sums(one(tile)) for one in _STATISTICS] + [_sums(_back(tile, d)) for d in DISTANCES])
 
 

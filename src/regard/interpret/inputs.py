@@ -21,7 +21,7 @@ OPERANDS = ("query", "key", "value")
 def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[str, Array]:
     """Read query, key and value from files, and any other array, by name.
 
-    needed: the names that must be there. Raises ValueError for files that cannot be read, or do not hold them.
+    needed: the required names. Raises ValueError for files that cannot be read, or lack them.
     """
     if [path.suffix for path in paths] == [".npy"] * len(paths) and len(needed) <= len(paths) <= len(OPERANDS):
         loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
@@ -42,8 +42,8 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
 def text(given: str | None, file: Path | None = None) -> str | None:
     """Return a text argument: itself, standard input for "-", or a file.
 
-    The end of the last line is removed from what is read. Raises ValueError if there are both, or if the text is empty,
-    cannot be read, or is not UTF-8.
+    A line end at the end of what is read is removed. Raises ValueError for both a text and a file, and for a text that
+    is empty, cannot be read, or is not UTF-8.
     """
     if given is not None and file is not None:
         raise ValueError("give --text or --file, not both")
@@ -67,7 +67,7 @@ def text(given: str | None, file: Path | None = None) -> str | None:
 
 
 def capture(path: Path) -> "Capture":
-    """Load a capture from a file; ValueError if it cannot be read."""
+    """Load a capture from a file. Raises ValueError if it cannot be read."""
     try:
         return Capture.load(path)
     except OSError as error:
@@ -77,7 +77,7 @@ def capture(path: Path) -> "Capture":
 def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
     """Capture a model of transformers.
 
-    Raises ValueError if there is none, or it cannot run.
+    Raises ValueError if it does not exist, or cannot run.
     """
     try:
         pretrained = loaders["torch.pretrained"]()

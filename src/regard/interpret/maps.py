@@ -15,9 +15,9 @@ Floats = NDArray[np.float64]
 def head_distance(maps: ArrayLike) -> Floats:
     """Compute the mean Jensen–Shannon divergence of the rows of heads, in nats.
 
-    (h, h) for `maps` (h, rows, cols): weights or `regard.pooled` masses; 0 is the same and log 2
-    nothing in common. Clark et al. 2019, "What Does BERT Look At?", compare heads so. Rows that
-    hold nothing for either of two heads are left out.
+    (h, h) for `maps` (h, rows, cols): weights or `regard.pooled` masses. 0 means equal, log 2
+    nothing in common (Clark et al. 2019, "What Does BERT Look At?"). Rows that are empty in either
+    of two heads are left out.
 
     >>> import numpy as np
     >>> head_distance([np.eye(2), np.eye(2), np.eye(2)[::-1]]).round(3)
@@ -41,8 +41,8 @@ def head_distance(maps: ArrayLike) -> Floats:
 def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
     """Group heads by average linkage (Sokal and Michener 1958).
 
-    (h,), groups numbered as they first occur. `distance` (h, h), as `head_distance` gives it. The
-    two nearest groups become one until `number` are left.
+    Returns (h,), with groups numbered as they first occur. `distance` (h, h) is that of
+    `head_distance`. The two nearest groups are merged until `number` are left.
 
     >>> cluster_heads([[0, 1, 5], [1, 0, 4], [5, 4, 0]], 2)
     array([0, 0, 1])
@@ -70,9 +70,9 @@ def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
 def effective_rank(maps: ArrayLike) -> Floats:
     """Compute the effective rank of maps.
 
-    exp of the entropy of the shares of singular values (Roy and Vetterli 2007). `maps` (..., rows,
-    cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0 for a map
-    that holds nothing.
+    It is exp of the entropy of the shares of singular values (Roy and Vetterli 2007). `maps` (...,
+    rows, cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0 for
+    an empty map.
 
     >>> import numpy as np
     >>> effective_rank([np.eye(4), np.ones((4, 4))]).round(6)
@@ -91,7 +91,7 @@ def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembeddi
     E W_V W_O U (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
 
     `embedding` (vocabulary, model), `value` (h or h_kv, model, d), `output` (h, d, model),
-    `unembedding` (model, vocabulary), all applied to rows from the right. Heads in groups share
+    `unembedding` (model, vocabulary), all applied to rows from the right. Grouped heads share
     `value`. A head that copies is near 1.
 
     >>> import numpy as np

@@ -30,11 +30,11 @@ def measure_heads(
     """Compute `head_statistics` of one layer in O(n) memory.
 
     From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
-    the keys; without them scores of copies are NaN. `options` are those of `regard.attention`
-    that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
-    on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how
-    many keys a query sees. `kv_head` is the key-value head of each of grouped heads. Fewer queries
-    than keys are the last of the sequence, as everywhere.
+    the keys; without them scores of copies are NaN. `options` are those of `regard.attention` that
+    the layer has, such as `causal=True` and `scale`. Each score is the mean weight on a rule: a
+    diagonal, the first token, the tokens after copies. Entropies are normalized by the number of
+    keys that a query sees. `kv_head` is the key-value head of each of grouped heads. If there are
+    fewer queries than keys, they are the last of the sequence.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))
@@ -72,7 +72,7 @@ def measure_heads(
     alive = seen.visible > 0
 
     def sums(name: str, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Sum over the rows, and their number: (2, h)."""
+        """Return the sum over the rows, and their number: (2, h)."""
         values = seen[masses.get(name, name)].astype(np.float64)
         others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
         return np.stack([values.sum(others, where=rows), rows.sum(others)])
@@ -119,13 +119,13 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
 
 
 def after_copies(runs: Integers, by: int) -> Mask:
-    """Allow the keys `by` places after an earlier copy of the query's run."""
+    """Return a mask of the keys `by` places after an earlier copy of the query's run."""
     found = table(runs)
     return mask(lambda b, h, i, j: (found[b, j - by] == found[b, i]) & (j >= by) & (j - by < i))
 
 
 def came_before(runs: Integers) -> NDArray[np.bool_]:
-    """Return True for runs that occurred before: (batch, n)."""
+    """Return a flag for each run that occurred before: (batch, n)."""
     made = np.ones(runs.shape, bool)
     for row, found in zip(runs, made, strict=True):
         found[np.unique(row, return_index=True)[1]] = False

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from regard.interpret.ablation import Losses
 
 MOST = 64
-"""Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
+"""Maximum number of heads that are all listed by default.
+
+Of more, only the strongest of each kind are.
+"""
 
 STRONGEST = 3
 LEGEND = f"a kind is named from a score of {NOTABLE} on; ? is tentative, below {CLEAR}"
@@ -28,10 +31,10 @@ SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "n
 def rows(
     heads: Sequence[HeadStatistics], layers: Mapping[int, str], losses: Losses | None = None
 ) -> list[dict[str, Any]]:
-    """Make a row for each head: numbers, layer name, kind and scores (None: NaN).
+    """Return a row for each head: numbers, layer name, kind and scores (None: NaN).
 
     layer, head and kv_head are the model's numbers. layers: the names of layers, by their numbers. `distance` is the n
-    of "n tokens back", `loss_without` the loss without the head where that was measured.
+    of "n tokens back". `loss_without` is the loss without the head, if it was measured.
     """
     found = []
     for head in heads:
@@ -45,7 +48,10 @@ def rows(
 
 
 def named(head: HeadStatistics) -> str:
-    """Name every notable kind of a head, the strongest first; a question mark follows a tentative one."""
+    """Return every notable kind of a head, the strongest first.
+
+    A question mark follows a tentative kind.
+    """
     kinds = all_notable(head.scores)
     return ", ".join(head.called(kind) + "?" * (head.scores[kind] < CLEAR) for kind in kinds)
 
@@ -85,9 +91,9 @@ def show(
     every: bool = False,
     note: str = "",
 ) -> None:
-    """Print how many heads are of each kind, the strongest of each, and all scores.
+    """Print the number of heads of each kind, the strongest of each, and all scores.
 
-    All scores are left out where heads are many, unless `every`.
+    Of more than `MOST` heads all scores are printed only with `every`.
     """
     from rich.table import Table
     from rich.text import Text

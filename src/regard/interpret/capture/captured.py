@@ -1,7 +1,7 @@
 """Captures of models, and `regard.capture`.
 
-One `Capture` serves all views of attention, wherever it comes from: a model that ran inside of `regard.capture`, a
-file, plain arrays, the example model.
+One `Capture` serves all views of attention. It comes from a model inside of `regard.capture`, a
+file, plain arrays, or the example model.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -34,8 +34,8 @@ class Capture(Sequence[Layer]):
     """Layers of a model as they attended to a text, made by `regard.capture`.
 
     layers: in the order of their first call. tokens: the sequences that the model read, by name.
-    model: its name. dropped: the reason for each layer that was not kept, by name: the memory
-    limit, or calls that make no sequence.
+    model: its name. dropped: the reason for each missing layer, by name: the memory limit, or calls
+    that do not form a sequence.
 
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 4))
     >>> seen = Capture.of_arrays(x, x, tokens=["to", "be", "or", "not", "to"], causal=True)
@@ -75,7 +75,7 @@ class Capture(Sequence[Layer]):
     ) -> Self:
         """Make a capture of one layer of plain arrays (see `Layer.of`).
 
-        `tokens` are those of the queries, and of the keys unless `key_tokens` are given. `options`
+        `tokens` are those of the queries, and of the keys unless `key_tokens` is given. `options`
         are those of `regard.attention`.
         """
         sequences, named = {}, {}
@@ -113,7 +113,7 @@ class Capture(Sequence[Layer]):
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, completely or not at all, or raise OSError."""
+        """Write a safetensors file, completely or not at all; raise OSError on failure."""
         with needed_for("a capture's file"):
             from regard.interpret.capture import files
 
@@ -123,9 +123,9 @@ class Capture(Sequence[Layer]):
     def load(cls, path: str | Path) -> Self:
         """Load a capture that `save` wrote.
 
-        Its arrays stay in the file until they are read. Raises OSError if the file cannot be read,
-        ValueError if it is not a capture, if it is damaged, or if the weights of sampled rows do
-        not sum to 1.
+        Its arrays stay in the file until they are read. Raises OSError if the file cannot be read.
+        Raises ValueError if it is not a capture, if it is damaged, or if the weights of sampled
+        rows do not sum to 1.
         """
         with needed_for("a capture's file"):
             from regard.interpret.capture import files
@@ -193,8 +193,7 @@ class Capture(Sequence[Layer]):
     def check(self, rows: int = 3, most: float = 8.0) -> None:
         """Check on sampled rows that weights sum to 1 (see `Layer.deviation`).
 
-        Raises ValueError for a layer in which they do not: its rules, keys and lse do not belong
-        together.
+        Raises ValueError otherwise: rules, keys and lse of a layer do not belong together.
         """
         self._check(rows, most)
 
@@ -235,27 +234,27 @@ def capture(
         seen.measure()
         seen.save("seen.safetensors")
 
-    Of each layer its queries, keys and lse are kept and the rules that it follows, not the weights:
-    they follow from those, exactly, at any length. The model is one of transformers, which takes
-    `attn_implementation="regard"` for the time being, or any `torch.nn.Module` that calls
-    `F.scaled_dot_product_attention` or `regard.attention`. Calls that go on where the last ones
-    ended, as in generation with a cache, make one sequence; any other call replaces the earlier
-    ones. (Beam search reorders its caches on the way, so that only its last steps are kept.)
+    It stores the queries, keys, lse and rules of each layer. Weights follow from them, exactly, at
+    any length. The model is one of transformers, which takes `attn_implementation="regard"` for the
+    time being, or any `torch.nn.Module` that calls `F.scaled_dot_product_attention` or
+    `regard.attention`. Calls that continue the last ones, as in generation with a cache, form one
+    sequence. Any other call replaces the earlier ones. (Beam search reorders its caches on the way,
+    so only its last steps are recorded.)
 
     Args:
         model: the module to record.
-        layers: those to keep: numbers in the order of their first call, or names of modules, with *
-            for anything ("decoder.*"); all unless given.
-        heads: the query heads to keep, by number; all unless given.
-        memory: the most bytes of queries, keys, lse and biases that are kept. A layer that would
-            take more is left out, and `seen.dropped` says so, as does a warning.
-        path: a file to keep everything in, as `seen.save` writes it, from which the arrays of
-            `seen` are then mapped; until it is complete, they are in a folder beside it.
+        layers: the layers to record: numbers in the order of their first call, or names of modules,
+            with * for anything ("decoder.*"). All by default.
+        heads: the query heads to record, by number. All by default.
+        memory: maximum bytes of queries, keys, lse and biases. A layer beyond that is left out,
+            with a reason in `seen.dropped` and a warning.
+        path: a file to write, as `seen.save` does. The arrays of `seen` are then mapped from it.
+            Until it is complete, they are in a folder next to it.
         tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to
             strings.
 
-    Raises RuntimeError if the model ran and no attention was seen, ValueError if weights of sampled
-    rows do not sum to 1 (`Capture.check`).
+    Raises RuntimeError if the model ran and no attention was seen. Raises ValueError if weights of
+    sampled rows do not sum to 1 (`Capture.check`).
 
     >>> import torch, regard.torch
     >>> model = regard.torch.Transformer(2, 32, 4, causal=True)

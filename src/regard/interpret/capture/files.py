@@ -17,11 +17,11 @@ from regard.runtime import arrayfile
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
-"""The format: `BEFORE` is the same without a checksum, and still read."""
+"""The format; `BEFORE` is the same without a checksum, and can still be read."""
 
 
 def write(path: Path, seen: Any) -> None:
-    """Write the file, complete or not at all; raise OSError otherwise."""
+    """Write the file, completely or not at all; raise OSError on failure."""
     written = _Written()
     content = {
         "model": seen.model,
@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class _Written:
-    """Writer: arrays by name and rules as text, each shared one written once."""
+    """Writer of arrays by name and rules as text; shared ones are written once."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array | arrayfile.Parts] = {}
@@ -100,7 +100,7 @@ class _Written:
 
 
 class _Read:
-    """Reader; rules that were one object are one again."""
+    """Reader that restores shared rules as one object."""
 
     def __init__(self, arrays: Mapping[str, Array]):
         self.arrays = arrays

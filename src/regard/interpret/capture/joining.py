@@ -25,17 +25,17 @@ SAMPLED = 16
 """Rows and keys of a call that are compared with those of earlier calls."""
 
 RULES_AT_MOST = 64
-"""Different masks that may follow each other along the rows of a layer."""
+"""Maximum number of different masks along the rows of a layer."""
 
 SPILLED = 2**20
-"""Bytes from which an array goes to the disk, where that is asked for."""
+"""Bytes from which on an array is stored on disk, if the store has a folder."""
 
 
 EVERYONE = mask(lambda b, h, i, j: j >= 0)
 
 
 class UnjoinableCalls(Exception):
-    """Consecutive calls that make no single one; the text says why."""
+    """Raised for consecutive calls that do not form a single one, with the reason."""
 
 
 class ArrayStore:
@@ -46,7 +46,7 @@ class ArrayStore:
         self._made: dict[Any, tuple[Any, Any]] = {}
 
     def copy(self, x: Array) -> Array:
-        """Copy an array, so that nobody else writes to it."""
+        """Copy an array, so that no one else writes to it."""
         made = self.empty(x.shape, x.dtype)
         made[...] = x
         return made
@@ -60,7 +60,7 @@ class ArrayStore:
     def once(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
         """Cache the result of `make` by a key.
 
-        alive: an object stored with it, by whose id or address the key is unique.
+        alive: an object to keep alive, since the key holds its id or address.
         """
         if key not in self._made:
             self._made[key] = make(), alive
@@ -74,8 +74,8 @@ class ArrayStore:
 class CapturedCall:
     """One call: its arrays and the options of `regard.attention`.
 
-    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q). first: the absolute position of the first query; an
-    array over the batch where it differs. begin: of the first key.
+    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q). first: the absolute position of the first query, or an
+    array over the batch. begin: that of the first key.
     """
 
     query: Array
@@ -135,7 +135,7 @@ class CapturedCall:
     def without_unwritten_keys(self) -> "CapturedCall":
         """Drop the keys after the last query, if no query sees them.
 
-        They are the free places of a cache that has its full size from the start.
+        They are the unused part of a cache that has its full size from the start.
         """
         if isinstance(self.first, np.ndarray) or self.mask is None or self.mask.dense:
             return self
@@ -150,7 +150,7 @@ class CapturedCall:
     def rule(self) -> Mask:
         """Return the mask of its queries as a rule that later keys do not change.
 
-        The rule holds tables, no dense arrays.
+        The rule holds tables instead of dense arrays.
         """
         found = self.mask
         if found is not None and found.dense:
@@ -195,7 +195,10 @@ def sampled(n: int) -> Array:
 
 
 def with_dense(rule: Mask, arrays: Mapping[int, Array]) -> Mask:
-    """Replace dense arrays of a rule: `arrays` has one for the id of each."""
+    """Replace the dense arrays of a rule.
+
+    arrays: the new ones, by the id of the old.
+    """
     return Mask(rebuild(rule.node, arrays), rule.text, rule.requires, rule.binds)
 
 
@@ -215,7 +218,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArrayStore) -> dict[str, Any]:
-    """Copy the arrays of options, of some heads where they have a head axis."""
+    """Copy the arrays of options, for some heads if they have a head axis."""
 
     def copied(x: Array, axis: int) -> Array:
         def make() -> Array:
@@ -238,7 +241,7 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
 
 
 class CallSequence:
-    """Position that the calls of a layer have reached; their arrays are not kept."""
+    """The position that the calls of a layer have reached, without their arrays."""
 
     nbytes = 0
 
@@ -247,13 +250,13 @@ class CallSequence:
         self.next = call.first + call.n_q
 
     def precedes(self, call: CapturedCall) -> bool:
-        """Return True if the first query of a call comes right after the last one so far."""
+        """Return True if the first query of a call follows the last one so far."""
         same = self.shape == (call.query.shape[:2], call.key.shape[1])
         return same and type(call.first) is int and call.first == self.next
 
 
 class JoinedCalls(CallSequence):
-    """Calls so far, as one, of the given heads or of all."""
+    """The calls so far as one, for some heads or all."""
 
     def __init__(self, call: CapturedCall, store: ArrayStore, heads: Sequence[int] | None = None):
         super().__init__(call)
@@ -265,7 +268,7 @@ class JoinedCalls(CallSequence):
         self.kv_heads = tuple(sorted({head // self.group for head in self.heads}))
         self.store, self.cross = store, call.cross
         self.options = options_of(call.options, self.heads, store)
-        # For its shapes and rules, when another call follows; its arrays belong to the model.
+        # Shapes and rules for a following call, without its arrays, which belong to the model.
         query, key, lse = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in (call.query, call.key, call.lse))
         rules = {name: self.options[name] for name in ("mask", "score") if name in self.options}
         self.first = replace(call, query=query, key=key, lse=lse, options=dict(call.options) | rules)
@@ -286,7 +289,7 @@ class JoinedCalls(CallSequence):
     def add(self, call: CapturedCall) -> bool:
         """Append the next call; return False if its keys begin a new sequence.
 
-        Raises UnjoinableCalls if the calls make no single one.
+        Raises UnjoinableCalls if the calls do not form a single one.
         """
         if not self._same_keys(call):
             return False
@@ -305,7 +308,7 @@ class JoinedCalls(CallSequence):
     def _position(self, call: CapturedCall) -> int:
         """Return the position of the first query; in cross-attention, its row.
 
-        There rules read positions of keys alone.
+        Rules of cross-attention read positions of keys alone.
         """
         return self.rows if self.cross and call is not self.first else 0 if self.cross else int(call.first)
 
@@ -333,7 +336,7 @@ class JoinedCalls(CallSequence):
         return True
 
     def _see(self, call: CapturedCall) -> None:
-        """Record the mask of a call: keep the last rule if it agrees, else add one."""
+        """Record the mask of a call: reuse the last rule if it agrees, else add one."""
         rule = call.rule()
         start, last = self.masks[-1]
         if self.cross and "i" in reads(rule.node, last.node):
@@ -342,7 +345,7 @@ class JoinedCalls(CallSequence):
         if _equal(visible(rule, call, keys), visible(last, call, keys)):
             return
         before, all_keys = start + sampled(self._position(call) - start), range(self.begin, call.end)
-        dense = call.mask is not None and bool(call.mask.dense)  # it has no other rows
+        dense = call.mask is not None and bool(call.mask.dense)  # it has no earlier rows
         if not dense and _equal(visible(rule, call, all_keys, before), visible(last, call, all_keys, before)):
             self.masks[-1] = start, rule  # the same for the earlier rows: a table that has grown
             return
@@ -378,7 +381,7 @@ class JoinedCalls(CallSequence):
         return Parts(parts) if self.store.folder is not None else np.concatenate(parts, axis=-2)
 
     def _bias(self) -> Array | None:
-        """Join the biases of all calls; for keys that came later it is 0."""
+        """Join the biases of all calls, with 0 for keys of later calls."""
         given = [x for x, _ in self.biases if x is not None]
         if not given:
             return None
@@ -405,7 +408,7 @@ class JoinedCalls(CallSequence):
 
 
 def _some(x: Array, heads: tuple[int, ...]) -> Array:
-    """Select heads of (b, h, ...); a view where that is all of them."""
+    """Select heads of (b, h, ...), as a view if all are selected."""
     return x if heads == tuple(range(x.shape[1])) else x[:, list(heads)]
 
 
@@ -414,7 +417,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def _one_after_another(masks: Sequence[tuple[int, Mask]]) -> Mask:
-    """Return the rule that follows, for each query, the last rule begun by its row."""
+    """Return the rule that applies, to each query, the last rule begun by its row."""
     _, found = masks[0]
     for start, rule in masks[1:]:
         before = mask(lambda b, h, i, j, start=start: i < start)

@@ -24,21 +24,18 @@ RULES: dict[str, Any] = {"mask": (Mask, as_mask), "score": (Score, as_score)}
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One call of attention, or many that make one sequence.
+    """One call of attention, or many that form one sequence.
 
     query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), float32 (float64 for float64). Arrays may be mapped
     from a file.
 
     options: those of `regard.attention` that change weights: mask, causal, score, bias, scale, sink, offset, origin.
-    cross: True for keys of another sequence.
-    query_tokens, key_tokens: names in `Capture.tokens` of the sequences of queries and keys.
-    numbers: the model's number of each head in `query`.
-    group: how many query heads share a key-value head.
-    kv_numbers: the model's number of each key-value head, where not all were kept.
-    number: the model's number of the layer, in the order of first calls, layers that were not kept included; None: its
-    place in the capture.
+    cross: True for keys of another sequence. query_tokens, key_tokens: names in `Capture.tokens` of the sequences of
+    queries and keys. numbers: the model's number of each head in `query`. group: the number of query heads that share a
+    key-value head. kv_numbers: the model's number of each key-value head, if some are missing. number: the model's
+    number of the layer, in the order of first calls, missing layers included. None: its index in the capture.
 
-    `regard.attention` takes what `arguments` gives, so every statistic is at hand:
+    `regard.attention` takes the arguments that `arguments` returns, for any statistic:
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 1, 4, 300, 8))
@@ -69,8 +66,8 @@ class Layer:
         """Make a layer from arrays (n, d), (h, n, d) or (b, h, n, d).
 
         Without `lse` (..., h, n_q), one pass computes it. `options` are those of `regard.attention` and fields of the
-        layer; of a metric, the product with the query is kept. Raises TypeError and ValueError as `regard.attention`
-        does, and ValueError for an lse of another call.
+        layer; a metric is replaced by its product with the query. Raises TypeError and ValueError as `regard.attention`
+        does, and ValueError for the lse of another call.
         """
         metric = options.pop("metric", None)
         of_layer = ("cross", "query_tokens", "key_tokens", "number")
@@ -104,7 +101,7 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        """Number of query heads that were kept; `numbers` has the model's number of each."""
+        """The number of recorded query heads; `numbers` has the model's numbers."""
         return int(self.query.shape[1])
 
     @property
@@ -132,7 +129,7 @@ class Layer:
     def all_heads(self) -> dict[str, Any]:
         """Arguments of `regard.attention` for all heads, without the value.
 
-        Where not all heads of the model were kept, each has its keys, and rules that read h are given its number.
+        If heads of the model are missing, each has its own keys, and rules that read h see its number.
         """
         if self.numbers == tuple(range(self.heads)) and self.heads == self.group * self.kv_heads:
             return {"query": self.query, "key": self.key, **self.options}
@@ -153,8 +150,8 @@ class Layer:
     def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
         """Return the arguments of `regard.weights` for one head.
 
-        query (n_q, d), key (n_k, d), lse (n_q,) and the options: views, nothing is copied. Rules see the head's number
-        and the batch index that they saw in the model.
+        query (n_q, d), key (n_k, d), lse (n_q,) and the options, as views. Rules see the head's number and the batch
+        index that they saw in the model.
         """
         head, batch = _index("head", head, self.heads), _index("batch", batch, self.batch)
         options = dict(self.options)
@@ -195,7 +192,7 @@ class Layer:
     def observe(self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int = 0) -> Seen:
         """Compute statistics in O(n) memory, as `observe=` of `regard.attention`.
 
-        Of one head without the leading axes, else of all heads and batch elements (b, h, ...).
+        For one head they have no leading axes; for all heads and batch elements they are (b, h, ...).
         """
         if head is None:
             given = self.all_heads
@@ -205,17 +202,17 @@ class Layer:
         return cast(Seen, attention(value=given["key"][:, :0], observe=observe, **given)[1])
 
     def deviation(self, rows: int = 3) -> float:
-        """Measure how far sampled rows of weights are from their sum, in roundings.
+        """Return how far sampled rows of weights are from their sum, in roundings.
 
         With every key, Σ_j exp(S[i, j] − lse[i]) is 1 less the sink's weight, and 0 for a row that sees nothing. The
-        unit is the error that rounding lse and scores makes (`regard.core.rowsums`). More than some 8 of it means that
-        the rules, the keys or lse do not belong together.
+        unit is the error from rounding lse and scores (`regard.core.rowsums`). More than some 8 means that the rules,
+        the keys or lse do not belong together.
         """
         found = self.farthest(rows)
         return 0.0 if found is None else found.roundings
 
     def farthest(self, rows: int = 3, pairs: int | None = None) -> rowsums.RowSum | None:
-        """Return the sampled row whose sum is farthest off (`rowsums.deviation`)."""
+        """Return the sampled row with the largest deviation (`rowsums.deviation`)."""
         given = self.all_heads
         p = problem_from(value=given["key"], **given)
         return rowsums.deviation(p, self.lse, range(self.n_q), rows, pairs)
@@ -233,7 +230,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Sequence that a model read: ids (b, n), if known, and labels by batch element."""
+    """A sequence that a model read: ids (b, n), if known, and labels by batch element."""
 
     ids: Array | None = None
     labels: tuple[tuple[str, ...], ...] | None = None

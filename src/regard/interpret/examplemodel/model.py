@@ -19,7 +19,7 @@ from regard.positions import rope
 Floats = NDArray[np.float32]
 Integers = NDArray[np.integer[Any]]
 Replacement = Literal["zero", "mean"]
-"""The output of an ablated head: zeros, or at every position its mean over the text."""
+"""The output of an ablated head: zeros, or everywhere its mean over the text."""
 
 BOS = 0
 VOCABULARY = 256
@@ -33,9 +33,9 @@ _SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
 class Config:
     """Sizes of the model, as its weights file records them.
 
-    `width` is the residual stream, `hidden` the inside of a feed-forward block, `rotary` how many
-    of a head's features RoPE rotates (the rest match content at any distance), `context` the length
-    it was trained on.
+    `width` is that of the residual stream, `hidden` that inside a feed-forward block. `rotary` is
+    the number of a head's features that RoPE rotates; the others match content at any distance.
+    `context` is the length it was trained on.
     """
 
     layers: int
@@ -56,10 +56,9 @@ class Trace:
     """One run of the model: its predictions, and the arrays of its attention maps.
 
     `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
-    and k after RoPE; `lse` per layer (..., h, n); `x` the residual stream before a layer
-    (..., n, width), and `out` the outputs of its heads before any is ablated (..., h, n, d).
-    `scale` and `causal` are those of the run. No map is stored: `weights` computes any part of one
-    exactly.
+    and k after RoPE; `lse` per layer (..., h, n); `x` the residual stream before a layer (..., n,
+    width), and `out` the outputs of its heads before any is ablated (..., h, n, d). `scale` and
+    `causal` are those of the run. No map is stored: `weights` computes any part of one exactly.
     """
 
     ids: Integers
@@ -99,8 +98,8 @@ class ExampleModel:
     """Small trained decoder over bytes, with heads worth a look.
 
     Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
-    reads the weights that come with regard; the model card beside them says what they were trained
-    on and what they can do.
+    reads the weights that come with regard. The model card next to them describes training data and
+    abilities.
 
     >>> model = ExampleModel.load()
     >>> ids = model.encode("to be or not to be")
@@ -166,7 +165,7 @@ class ExampleModel:
         causal: bool = True,
         ablate: Mapping[tuple[int, int], Replacement] | None = None,
     ) -> Trace:
-        """Run the model on `ids` (..., n), and keep the arrays of its attention maps.
+        """Run the model on `ids` (..., n), and record the arrays of its attention maps.
 
         Three options change the attention of every layer: scores are divided by `temperature`;
         `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
@@ -194,7 +193,10 @@ class ExampleModel:
         ablate: Mapping[tuple[int, int], Replacement],
         whole: Trace | None = None,
     ) -> Trace:
-        """Run the layers; `whole`, a run of the same without ablation, saves what comes before the first change."""
+        """Run the layers.
+
+        whole: a run without ablation, to reuse the layers before the first ablated one.
+        """
         weights, first, recorded = self._weights, 0, list[tuple[Floats, ...]]()
         if whole is not None:
             first = min(layer for layer, _ in ablate)
@@ -217,11 +219,11 @@ class ExampleModel:
         return Trace(ids, logits, q, k, v, lse, xs, outs, factor, causal)
 
     def projections(self, trace: Trace, layer: int) -> dict[str, Floats]:
-        """Return what a layer makes its queries, keys and values of, and its output.
+        """Return the inputs and projection weights of a layer.
 
-        `x` (..., n, width), the normalized input; the weights `q`, `k`, `v` (width, h·d), biases
-        `q_bias`, `k_bias` (h·d), and `o` (h·d, width), which makes of the heads' outputs side by
-        side what the layer adds to the residual stream.
+        `x` (..., n, width) is the normalized input. `q`, `k`, `v` (width, h·d) are weights,
+        `q_bias`, `k_bias` (h·d) biases. `o` (h·d, width) projects the joined outputs of the heads
+        to the residual stream.
 
         >>> model = ExampleModel.load()
         >>> trace = model.run(model.encode("to be"))
@@ -234,7 +236,7 @@ class ExampleModel:
         return {"x": _rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **found}
 
     def loss(self, ids: ArrayLike) -> float:
-        """Compute the mean nats per byte of `ids` (..., n), the first byte left out."""
+        """Compute the mean loss in nats per byte of `ids` (..., n), the first left out."""
         ids = self._check(ids)
         if ids.shape[-1] < 2:
             raise ValueError(f"ids must hold at least 2 tokens to have a loss, got {ids.shape[-1]}")
@@ -243,7 +245,7 @@ class ExampleModel:
     def ablations(self, ids: ArrayLike, how: Replacement = "zero", **options: Any) -> Iterator[tuple[int, int, Trace]]:
         """Run the model without each of its heads in turn: layer, head and trace.
 
-        `how` and `options` are those of `run`. Layers before the ablated one run once for all.
+        `how` and `options` are those of `run`. Layers before the ablated one run only once.
 
         >>> model = ExampleModel.load()
         >>> ids = repeated_bytes(24)[0]
@@ -296,8 +298,8 @@ class ExampleModel:
 def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 0) -> NDArray[np.int64]:
     """Make random printable bytes that repeat: (count, 1 + period·copies).
 
-    Each row is a beginning-of-sequence token and `copies` copies of its own random block: the usual
-    probe for induction heads (Olsson et al. 2022), as only what was seen in the first copy helps in
+    Each row is a beginning-of-sequence token and `copies` copies of its own random block. This is
+    the usual probe for induction heads (Olsson et al. 2022): only the first copy helps to predict
     the next.
 
     >>> ids = repeated_bytes(5, copies=2)
