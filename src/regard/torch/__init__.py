@@ -1,6 +1,6 @@
 """Modules, drop-ins and functions for PyTorch.
 
-`regard.attention` on tensors needs none of them. To read a call from its beginning: `adapter`, `calls`, `kernels`, then
+`regard.attention` on tensors needs none of them. Reading order of a call: `adapter`, `calls`, `kernels`, then
 `autograd` for derivatives and `graph/` for compiled graphs.
 
 | Module | Contents |

@@ -40,9 +40,9 @@ ALL = slice(None)
 class TensorArguments:
     """The arguments of one call of `attention`.
 
-    floats: tensors with a derivative, and others: tensors without one, by name or by what stands for them in a rule,
-    in the order of `TensorCall`. options: of `regard.attention`, for what is no tensor. matrices: operands are (n, d),
-    and those of `floats` (1, n, d).
+    floats: tensors with a derivative; others: tensors without one. Their keys are names, or the tables and masks that
+    stand for them in rules, in the order of `TensorCall`. options: those of `regard.attention` that are no tensors.
+    matrices: operands are (n, d), and those of `floats` become (1, n, d).
     """
 
     floats: dict[Any, torch.Tensor]
@@ -52,7 +52,10 @@ class TensorArguments:
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, given: dict[str, Any], observe: Any) -> Self:
-        """Check the types of arguments, and sort them; `given` are options of `regard.attention`."""
+        """Check the types of the arguments, and sort them.
+
+        given: options of `regard.attention`.
+        """
         unknown = given.keys() - DEFAULTS.keys()
         if unknown:
             raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
@@ -77,7 +80,10 @@ class TensorArguments:
         )  # fmt: skip
 
     def ready(self) -> Self:
-        """Return the same with heads, and with constants among `others`; the tensors must be on one device."""
+        """Return the arguments with a head axis, and with constants among `others`.
+
+        Raises ValueError unless all tensors are on one device.
+        """
         floats = self.floats
         if self.matrices:
             if not symbolic(*floats.values()):
@@ -89,7 +95,7 @@ class TensorArguments:
         return replace(self, floats=floats, others=self.others | fixed)
 
     def outputs(self, engine: str | None, before_weights: bool) -> tuple[torch.Tensor, ...]:
-        """Return out, lse and the statistics observed, as `TensorCall.results` names them."""
+        """Return out, lse and the observed statistics, as `TensorCall.results` names them."""
         call = TensorCall(self.options, tuple(self.floats), tuple(self.others), engine, before_weights=before_weights)
         found = applied(call, *self.floats.values(), *self.others.values())
         return tuple(x[0] for x in found) if self.matrices else found
@@ -105,7 +111,7 @@ class TensorArguments:
 
 
 def operands_of(query: Any, key: Any, value: Any) -> dict[Any, torch.Tensor]:
-    """Return the operands by name, once they are checked and cast."""
+    """Check and cast the operands; return them by name."""
     given = checked("query", query), checked("key", key), checked("value", value)
     if autocasting(given[0]):
         given = autocast(given[0]), autocast(given[1]), autocast(given[2])
@@ -115,10 +121,10 @@ def operands_of(query: Any, key: Any, value: Any) -> dict[Any, torch.Tensor]:
 
 
 def offset_of(x: Any) -> dict[Any, torch.Tensor]:
-    """Return an offset that is a tensor, or a symbol in a graph, as a tensor by name; nothing for others."""
+    """Return a tensor or a graph's symbol as the tensor "offset"; {} for numbers."""
     if isinstance(x, torch.Tensor):
         given = checked("offset", x)
-        return {"offset": given if fake(given) else given.cpu()}  # checks look at it
+        return {"offset": given if fake(given) else given.cpu()}  # checks read it
     return {"offset": torch.full((), x, dtype=torch.int64, device="cpu")} if isinstance(x, torch.SymInt) else {}
 
 
@@ -157,7 +163,10 @@ def attention(
 
 
 def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Return `regard.attention` of (..., n, h, d); options that are None are left out."""
+    """Compute `regard.attention` of (..., n, h, d).
+
+    Options that are None are left out.
+    """
     if query.shape[-3] > 1:
         given = {name: x for name, x in options.items() if x is not None}
         return attention(query, key, value, layout="bnhd", **given)
@@ -165,10 +174,13 @@ def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Return `regard.attention` of (..., h, n, d) as (..., n, h, d); options that are None are left out."""
+    """Compute `regard.attention` of (..., h, n, d), and return (..., n, h, d).
+
+    Options that are None are left out.
+    """
     if query.shape[-2] > 1:
         return positions_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
-    # One row has the same strides in both layouts, and calls without options are the quicker ones.
+    # One row has the same strides in both layouts, and calls without options are faster.
     found = attention(query, key, value, **{name: x for name, x in options.items() if x is not None})
     if isinstance(found, tuple):
         return found[0].transpose(-2, -3), *found[1:]
@@ -176,13 +188,16 @@ def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def watching() -> bool:
-    """Return whether calls of this thread go elsewhere: see `watched`."""
+    """Return whether this thread is inside of `watched`."""
     return _watching.get() is not None
 
 
 @contextmanager
 def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
-    """Inside, calls of this thread go to `watch` instead, with the arguments of `attention`; to none within itself."""
+    """Redirect this thread's calls of `attention` to `watch` inside of a `with`.
+
+    `watch` has the arguments of `attention`. Calls that it makes itself are not redirected.
+    """
     token = _watching.set(watch)
     try:
         yield
@@ -191,12 +206,12 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 
 
 def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compute the results of a call, with a derivative where one may be asked for."""
+    """Compute the results of a call, with a derivative if one may be needed."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
     if needed or transformed() or (call.cached is None and jit_state() is not None):
         found = AttentionFunction.apply(call, *inputs)
-    elif call.cached is not None:  # as no mode was active when it was looked up
+    elif call.cached is not None:  # no mode was active at the look-up
         found = call.cached(*inputs)
     else:
         found = execute("attention", call, inputs)
@@ -204,7 +219,10 @@ def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-    """Return the bias and tables without a derivative: a gradient may be as large as all scores."""
+    """Return the bias and tables that need no gradient.
+
+    Such a gradient may be as large as all scores.
+    """
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
     if not tables or transformed() or tracing():
         return {}
@@ -212,14 +230,20 @@ def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
-    """Check a call before its matrices become heads, so that messages show what was given."""
+    """Check a call before its matrices get a head axis.
+
+    So messages show the shapes that were given.
+    """
     arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
     seed = 0 if options["seed"] is None else options["seed"]
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})
 
 
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
-    """`regard.weights` on tensors, without a derivative; those of a device are computed there."""
+    """`regard.weights` on tensors, without a derivative.
+
+    On a device it is computed there.
+    """
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
@@ -227,7 +251,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`regard.steps` on tensors; what it shows are NumPy arrays."""
+    """`regard.steps` on tensors; its results are NumPy arrays."""
     return stepping.steps(**in_numpy({"query": query, "key": key, "value": value} | options))
 
 
@@ -249,9 +273,9 @@ attention_vjp_jvp = elsewhere("attention_vjp_jvp", "differentiate regard.attenti
 
 
 def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) -> dict[str, Any]:
-    """Arguments with arrays for tensors, and rules with the values of the tensors that they read.
+    """Return arguments with arrays for tensors, also for those that rules read.
 
-    there: tensors of a device stay where they are, but the offset, which checks look at.
+    there: tensors stay on their device, except the offset, which checks read.
     """
     found = {}
     if there:
@@ -274,7 +298,10 @@ def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) 
 
 
 def readable(name: str, x: torch.Tensor, constant: bool, there: bool) -> Any:
-    """constant: the result is no tensor, so that nobody expects a derivative of it."""
+    """Return the values of a tensor, or raise NotImplementedError.
+
+    constant: the result is no tensor, so no derivative is expected.
+    """
     if not concrete(checked(name, x)):
         raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
     if x.requires_grad and torch.is_grad_enabled() and not constant:

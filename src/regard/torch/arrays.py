@@ -19,7 +19,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 def checked(name: str, x: Any) -> torch.Tensor:
     """Return `x` if an engine can read it; else raise TypeError or ValueError.
 
-    An engine reads strided tensors of a supported device, of no subclass that means more than its numbers.
+    Engines read strided tensors of a supported device. Subclasses must be nothing more than their numbers.
     """
     if type(x) in PLAIN and x.layout is torch.strided and x.is_cpu and x.dtype in NUMPY:
         return x
@@ -73,7 +73,7 @@ def together(given: Mapping[Any, torch.Tensor]) -> None:
 def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
     """Return a one-element array broadcast to a shape, to check a tensor by.
 
-    The dtype is that of the tensor, as is the shape unless another is given.
+    It has the dtype of the tensor, and by default its shape.
     """
     return np.broadcast_to(np.empty((), NUMPY[x.dtype]), sizes(x) if shape is None else shape)
 
@@ -81,15 +81,15 @@ def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
 def autocasting(x: torch.Tensor) -> bool:
     """Return True if autocast is on for the device of `x`; False for meta tensors.
 
-    PyTorch itself raises for those.
+    PyTorch itself raises for meta tensors.
     """
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def autocast(x: torch.Tensor) -> torch.Tensor:
-    """Cast an operand as PyTorch's autocast casts those of its own attention.
+    """Cast an operand as PyTorch's autocast does for its own attention.
 
-    Tensors of 64 bits and of integers stay.
+    64-bit and integer tensors stay.
     """
     if x.is_floating_point() and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(x.device.type))

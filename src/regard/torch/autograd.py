@@ -1,7 +1,7 @@
 """Derivatives of attention for PyTorch, as five autograd functions.
 
-With x the inputs, F(x) the outputs, J(x) t their tangents, B(x, c) = J(x)ᵀ c the gradients of ⟨c, F⟩, ∂B(x, c, t) the
-tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
+x are the inputs, F(x) the outputs and J(x) t their tangents. B(x, c) = J(x)ᵀ c are the gradients of ⟨c, F⟩. ∂B(x, c, t)
+is the tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
 
     reverse of F along c:    B(x, c)
     forward of F along t:    J(x) t
@@ -10,8 +10,8 @@ tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
     reverse of J along c:    ∂B(x, c, t) in x;  B(x, c) in t
     forward of J along u, ṫ: ∂J(x, t, u) + J(x) ṫ
 
-for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. So the derivatives of F, B and J are made of the five; those of ∂B and ∂J,
-third ones, raise. All but F also take the outputs, which are functions of x: their gradients are counted in x.
+for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. So the five give the derivatives of F, B and J. Those of ∂B and ∂J, third
+derivatives, raise. All but F also take the outputs. These are functions of x, so their gradients are counted in x.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ NONE: Tensors = (None, None, None)
 class AttentionOperation(torch.autograd.Function):
     """Base of the five: a function of (call, *tensors or None).
 
-    Without an active transform, `apply` looks at nothing but the tensors.
+    Without an active transform, `apply` reads nothing but the tensors.
     """
 
     operation = ""
@@ -48,7 +48,7 @@ class AttentionOperation(torch.autograd.Function):
 
     @staticmethod
     def roles(call: TensorCall) -> tuple[Any, ...]:
-        """Return for each tensor the input or output that it is, or is a (co)tangent of."""
+        """Return for each tensor its input or output, or that of its (co)tangent."""
         raise NotImplementedError
 
     @classmethod
@@ -81,7 +81,7 @@ def untraced(function: type[AttentionOperation], args: tuple[Any, ...]) -> Any:
 
 
 class AttentionFunction(AttentionOperation):
-    """F: (call, *inputs) → out, lse and the other statistics observed."""
+    """F: (call, *inputs) → out, lse and the other observed statistics."""
 
     operation = "attention"
 
@@ -167,7 +167,7 @@ class BackwardFunction(AttentionOperation):
 class TangentFunction(AttentionOperation):
     """J: (call, *inputs, *outputs, *tangents of the floats) → tangents of the outputs.
 
-    These are out, lse and, if it is observed, entropy.
+    The outputs are out, lse and, if observed, entropy.
     """
 
     operation = "attention_tangent"
@@ -214,7 +214,7 @@ class TangentFunction(AttentionOperation):
 
 
 class SecondDerivativeFunction(AttentionOperation):
-    """Base of ∂B and ∂J, whose own derivatives raise."""
+    """Base of ∂B and ∂J, which have no derivatives of their own."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -282,7 +282,7 @@ def differentiable_results(call: TensorCall, given: Tensors) -> Tensors:
 def cotangents(call: TensorCall, given: Tensors) -> Tensors:
     """Return `differentiable_results` of the cotangents of all results.
 
-    Raises NotImplementedError if one belongs to a result without a derivative.
+    Raises NotImplementedError for the cotangent of a result without a derivative.
     """
     for name, x in zip(call.results, given, strict=True):
         if x is not None and name not in OUTPUTS:

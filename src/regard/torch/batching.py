@@ -1,6 +1,6 @@
 """`vmap` of calls: its axis becomes the first leading axis of every tensor.
 
-Where engines have one array for all of a batch (a sink, a table, a seed), the examples run one by one.
+Examples run one by one if they differ in a sink, table or seed, which engines have once per batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ def batched(
 ) -> Any:  # fmt: skip
     """Apply an operation to a batch; return its results and their batch axes, all 0.
 
-    roles: the input or output that each tensor is, or is a tangent of. sums: the results are gradients, which add up
-    over a batch where an input has no leading axes. Engines have one sink, table and seed for all of a batch, so calls
-    in which these, or their gradients, differ run one by one; so does dropout, whose bits depend on the batch index.
+    roles: the input or output behind each tensor, which may be its tangent. sums: the results are gradients, summed
+    over the batch for inputs without leading axes. Engines share one sink, table and seed over a batch. So calls run
+    one by one if these, or their gradients, differ. So do calls with dropout, which depends on the batch index.
     """
     front: list[Any] = [
         None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)
@@ -71,7 +71,7 @@ def folded(
 class LegacyBatch:
     """Tensors batched by the vmap before `torch.func`, at one of its levels.
 
-    tensors: the batched ones, those `mapped`, have the axis in front.
+    tensors: those that are `mapped` have the batch axis in front.
     """
 
     tensors: Given
@@ -95,7 +95,7 @@ class LegacyBatch:
 
 
 def legacy_batch(args: Sequence[Any]) -> LegacyBatch | None:
-    """Return the batch of the innermost level at which a tensor is batched, or None.
+    """Return the batch of the innermost level with a batched tensor, or None.
 
     args: (call, *tensors or None).
     """

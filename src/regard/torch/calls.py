@@ -1,4 +1,4 @@
-"""A call on tensors: everything of it but the tensors, and what is done once those are arrays."""
+"""A call on tensors as data, and its problem once the tensors are arrays."""
 
 import math
 from collections.abc import Sequence
@@ -28,14 +28,13 @@ LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
 
 @dataclass(frozen=True, eq=False)
 class TensorCall:
-    """A call but for its tensors.
+    """A call without its tensors.
 
-    floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
-    and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
-    `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
-    weights: the output is the weights, and the value the identity. before_weights: such a call follows, for whose
-    results there must be memory too. cached: runs the call on
-    tensors of the same signature (`torch/fastpath.py`).
+    floats: inputs with a derivative, in the order of their tensors: "query", "key", "value", "bias", "sink", and the
+    tables of the score. others: inputs without one: "offset", "seed", integers and masks in rules. options: those of
+    `regard.attention` that are no tensors. folded: leading axes that `vmap` added, and that rules do not see. weights:
+    the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
+    results too. cached: runs the call on tensors of the same signature (`torch/fastpath.py`).
     """
 
     options: dict[str, Any]
@@ -58,14 +57,17 @@ class TensorCall:
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
-        """The bias and float tables among `others`, whose gradient nobody wants."""
+        """The bias and float tables among `others`, which need no gradient."""
         score = self.options["score"]
         tables = [] if score is None else [x for x in foreign(score.node) if x.kind == "float"]
         return tuple(x for x in self.others if x == "bias" or x in tables)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of results: out, lse, entropy if it is observed, then the other statistics in order."""
+        """The names of the results.
+
+        out, lse, entropy if it is observed, then the other statistics in order.
+        """
         if self.weights:
             return "out", "lse"
         names = [name for s in self.observe for name in arrays_of(s)]
@@ -75,7 +77,7 @@ class TensorCall:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCall:
-    """A call with its arrays: the problem, the engine that serves it, and which table stands for which input."""
+    """A call with its arrays: the problem, its engine, and the tables by input."""
 
     call: TensorCall
     problem: Problem
@@ -125,7 +127,7 @@ class PreparedCall:
         return [*self.to_caller(outputs), *flat]
 
     def to_caller(self, x: Outputs) -> list[Array]:
-        """out, lse and, if it is observed, entropy, as the caller sees them."""
+        """Return out, lse and, if observed, entropy in the caller's layout."""
         turned: Any = self.layout.outputs(x._replace(out=None) if self.call.weights else x)
         out: Any = x.out if self.call.weights else turned.out
         return [out, turned.lse, *([turned.entropy] if "entropy" in self.call.results else [])]
@@ -137,7 +139,7 @@ class PreparedCall:
         return Outputs(None if out is None else turn(out), *(None if x is None else rows(x) for x in (lse, entropy)))
 
     def differential(self, arrays: Sequence[Array | None]) -> Differential:
-        """Tangents in the order of `floats`."""
+        """Return tangents, given in the order of `floats`, as a `Differential`."""
         given = dict(zip(self.call.floats, arrays, strict=True))
         q, k, v = (given.get(name) for name in ("query", "key", "value"))
         tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
@@ -159,7 +161,10 @@ class PreparedCall:
 
 
 def identity(query: Array, key: Array, layout: str) -> Array:
-    """Return the identity over keys as a value in the layout of the key, by which the output is the weights."""
+    """Return the identity over keys as a value; the output is then the weights.
+
+    It has the layout of the key.
+    """
     first, device = layout == "bnhd", device_of(query)
     n = key.shape[-3] if first else key.shape[-2]
     if device is None:
@@ -170,9 +175,9 @@ def identity(query: Array, key: Array, layout: str) -> Array:
 
 
 def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dict[str, Any]:
-    """Rules that see the index of the batch as it is without the leading axes that `vmap` took away.
+    """Return the rules for a batch with leading axes that `vmap` added.
 
-    b is then taken modulo the size of the rest, counted from the origin.
+    b becomes its remainder by the size of the other axes, counted from the origin.
     """
     first, size = options["origin"][0], math.prod(lead[folded:])
     changed: dict[str, Any] = {}
@@ -214,5 +219,8 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
 
 
 def new_seed() -> torch.Tensor:
-    """Draw a seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
+    """Draw a seed for dropout from PyTorch's default generator.
+
+    So `torch.manual_seed` repeats it.
+    """
     return torch.randint(0, 2**63 - 1, (), device="cpu")

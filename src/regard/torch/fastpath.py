@@ -1,4 +1,7 @@
-"""Cached calls on tensors, in the terms of `regard.ops.callcache`; and decoding steps, with one entry for any n_k."""
+"""Cached calls on tensors, by the signatures of `regard.ops.callcache`.
+
+Decoding steps have one entry for any number of keys.
+"""
 
 from dataclasses import replace
 from math import prod
@@ -32,8 +35,8 @@ DTYPE = 7  # of what `tensor_operands` returns
 class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse.
 
-    run: the call of an engine on the addresses of query, key, value, out and lse, and of a dense bias or mask. out: the
-    shape of the output. grouped: whether heads of query share those of key.
+    run: an engine's call at the addresses of query, key, value, out and lse, and of a dense bias or mask. out: the
+    shape of the output. grouped: query heads share heads of the key.
     """
 
     def __init__(self, run: Any, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -41,18 +44,24 @@ class CachedTensorCall:
         self.out, self.rows, self.dtype, self.grouped = out, p.shape(p.n_q), dtype, p.group != 1
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(out) * dtype.itemsize >= memory.LARGE
-        self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # which nobody sees
+        self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
         self.lse_address = self.lse.data_ptr()
 
     def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
-        """Return the output alone; dense: the bias or mask, as in the call that was cached."""
+        """Return the output alone.
+
+        dense: the bias or mask, as in the cached call.
+        """
         out = self.new(q)
         more = [x.data_ptr() for x in dense]
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address, *more)
         return out
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
-        """Return memory for the output, on the device of q: the default one may be another."""
+        """Return memory for the output on the device of q.
+
+        The default device may be another.
+        """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
     def results(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +76,7 @@ class CachedTensorCall:
 
 
 class CachedStep(CachedTensorCall):
-    """A call of one query of each head and any number of keys."""
+    """A call of one query per head and any number of keys."""
 
     def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
         assert not dense
@@ -84,9 +93,10 @@ class CachedStep(CachedTensorCall):
 
 
 def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | None:
-    """Return what tells strided tensors of the CPU apart; None for others, and where a mode or transform is active.
+    """Return dtype, shapes and strides of strided CPU tensors, for a signature.
 
-    steps: calls of one query that sees all keys differ neither in n_k nor in the strides of batch elements and heads.
+    None for other tensors, and while a mode or transform is active. steps: for one query that sees all keys, leave out
+    n_k and the strides of batch elements and heads.
     """
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or q.is_nested or k.is_nested or v.is_nested:
         return None
@@ -100,14 +110,17 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
     rows, keys, values, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
     step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]
     if step:
-        k_sizes, v_sizes = tuple(keys), tuple(values)  # whose slices take a quarter of the time
+        k_sizes, v_sizes = tuple(keys), tuple(values)  # slices of tuples take a quarter of the time
         keys, values = k_sizes[:-2] + k_sizes[-1:], v_sizes[:-2] + v_sizes[-1:]
         k_strides, v_strides = k_strides[-2:], v_strides[-2:]
     return step, rows, q.stride(), keys, k_strides, values, v_strides, dtype
 
 
 def with_dense(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) -> tuple[Any, ...] | None:
-    """Add what tells a boolean mask, or a bias of the operands' dtype, from others; None where it is not cached."""
+    """Add the shape and strides of a dense mask or bias to `tensor_operands`.
+
+    None if it cannot be cached: a mask must be boolean, a bias of the operands' dtype.
+    """
     if operands is None or type(x) not in PLAIN or x.is_nested or not x.is_cpu or x.layout is not STRIDED:
         return None
     dtype = x.dtype
@@ -117,12 +130,15 @@ def with_dense(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) -> 
 
 
 def dense_of(options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the bias and the mask that are tensors, in the order of a repeatable call."""
+    """Return the bias and the mask that are tensors, in a repeatable call's order."""
     return {name: x for name in DENSE if isinstance(x := options.get(name), torch.Tensor)}
 
 
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
-    """Return the signature of a call on tensors with options of `regard.attention`, if it may be cached."""
+    """Return the signature of a call on tensors, None if it cannot be cached.
+
+    options: those of `regard.attention`.
+    """
     if not options:
         return signature(tensor_operands(q, k, v, True))
     if not options.keys() <= OPTIONS:
@@ -139,7 +155,10 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
 
 
 def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
-    """Return the cached call of a signature, which may be made now; None if there is none."""
+    """Return the cached call of a signature, None if there is none.
+
+    A new signature gets its call here.
+    """
     entry = callcache.find(signed)
     if entry is None and signed is not None:
         entry = Entry(call=_made(q, k, v, options), tried=True)
@@ -149,7 +168,7 @@ def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, 
 
 
 def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> bool:
-    """Return whether nobody can ask for a derivative of a call on these."""
+    """Return whether no derivative of a call on these tensors can be needed."""
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in dense)
     ):
@@ -158,7 +177,7 @@ def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: 
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
-    """Make a call that runs again, if the engine has one for these tensors."""
+    """Make a call that can be repeated, if the engine has one for these tensors."""
     if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
     dense = dense_of(options)
@@ -174,11 +193,11 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
         return None
     out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)
     repeated = (CachedStep if step else CachedTensorCall)(run, p, out, q.dtype)
-    options = {name: x for name, x in options.items() if name not in dense}  # whose tensors belong to their caller
+    options = {name: x for name, x in options.items() if name not in dense}  # those tensors belong to the caller
     return TensorCall(DEFAULTS | options | {"observe": ()}, ("query", "key", "value"), cached=repeated)
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:
-    """Return whether this is a step of decoding: one query, which sees every key."""
+    """Return whether this is a decode step: one query that sees every key."""
     simple = q.ndim == k.ndim == v.ndim > 2 and q.shape[-2] == 1 <= k.shape[-2] == v.shape[-2]
     return simple and options.keys() <= STEP_OPTIONS

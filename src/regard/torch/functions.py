@@ -1,6 +1,6 @@
 """Public functions made of PyTorch's own operations and of attention.
 
-They differentiate as those do.
+They are differentiated like those.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ SPACE = Namespace(
 def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `regard.merge` on tensors.
 
-    Where sizes are symbols, the checks see those of the example.
+    For symbolic sizes, checks use the sizes of the example.
     """
     seen = SPACE._replace(hollow=lambda name, x: hollow(checked(name, x), example(x)))
     return merging.combined(seen, parts, sink)
@@ -50,9 +50,9 @@ def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> 
 
 
 def query_times(given: Any, query: Any, layout: Any) -> Any:
-    """Return the product of a query and a metric, as PyTorch multiplies them: in float32 for 16 bit, then rounded.
+    """Return the product of a query and a metric, as PyTorch multiplies them.
 
-    It is traced, batched and differentiated as PyTorch does.
+    In float32 for 16 bit, then rounded. PyTorch traces, batches and differentiates it.
     """
     compiling = torch.compiler.is_compiling()
     for name, x in (("query", query), ("metric", given)):

@@ -1,4 +1,4 @@
-"""Attention and four derivatives of tensors in memory, as an engine computes them.
+"""Attention and four derivatives of tensors in memory, by an engine.
 
 All are functions of (call, *tensors or None). Nothing is differentiated here, and no mode of PyTorch sees the work.
 """
@@ -20,7 +20,7 @@ INTEGERS = ("argmax", "indices", "visible", "distances")
 
 @on_team(TEAM)
 def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compute the outputs: (*inputs) → out, lse and the other statistics observed."""
+    """Compute the outputs: (*inputs) → out, lse and the other observed statistics."""
     if call.cached is not None:
         found: tuple[torch.Tensor, ...] = call.cached(*inputs)
         return found
@@ -44,7 +44,7 @@ def backward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
 def tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     """Compute tangents: (*inputs, *outputs, *t) → tangents of the outputs.
 
-    t: tangents of the floats. The outputs are out, lse and, if it is observed, entropy.
+    t: tangents of the floats. The outputs are out, lse and, if observed, entropy.
     """
     inputs, outputs, t = parts(call, given, 3, len(call.floats))
     ready = PreparedCall.of(call, arrays(inputs))

@@ -1,7 +1,7 @@
 """Rules that read tensors.
 
-While a rule is traced, composed and printed, a tensor has a shape and a dtype but no values: under a transform or a
-trace there are none. Every call takes those tensors as inputs of its own and binds their arrays to the rule.
+While a rule is traced, composed or printed, a tensor has a shape and a dtype but no values. Every call takes those
+tensors as inputs of its own and binds their arrays to the rule.
 """
 
 from dataclasses import dataclass, replace
@@ -23,9 +23,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TensorTable(Table):
-    """Table with the values that a tensor has at the time of the call.
+    """A table with the values that a tensor has at the time of the call.
 
-    tensor: None in a rule that was read from text, where an input of the graph takes its place.
+    tensor: None in a rule that was read from text; an input of the graph takes its place.
     """
 
     __slots__ = ("_dtype", "_shape", "last", "tensor")
@@ -104,9 +104,9 @@ def same_bits(a: Array, b: Array) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorMask:
-    """Dense mask given as a tensor, aligned right to (..., h, n_q, n_k).
+    """A dense mask given as a tensor, aligned right to (..., h, n_q, n_k).
 
-    Its values are known in the call alone.
+    Its values are known only in the call.
     """
 
     tensor: torch.Tensor | None
@@ -125,7 +125,7 @@ class TensorMask:
 def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
     """Make a table of a tensor.
 
-    Integers that can be read keep the values of now. Floats, which train, are read in each call.
+    Integers that can be read keep their current values. Floats, which train, are read in each call.
     """
     x = checked(what, x)
     if x.is_floating_point() or not concrete(x):
@@ -134,7 +134,7 @@ def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
 
 
 def constant(what: str, x: torch.Tensor) -> Array:
-    """Read the values of a tensor of which a rule is made."""
+    """Read the values of a tensor that a rule is made of."""
     x = checked(what, x)
     if not concrete(x):
         raise TypeError(f"{what}: a rule is made of its values, which a tensor does not have while it is traced")
@@ -155,7 +155,7 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
 
 
 class BoundRule(NamedTuple):
-    """Rule with the arrays of a call, and the tables that stand for its tensors."""
+    """A rule with the arrays of a call, and the tables that stand for its tensors."""
 
     rule: Any
     tables: dict[TensorTable, Table]
@@ -165,7 +165,10 @@ _bound: WeakKeyDictionary[Rule, tuple[tuple[Any, ...], BoundRule]] = WeakKeyDict
 
 
 def bind(rule: Any, given: dict[int, Array]) -> BoundRule:
-    """Replace the tensors of a rule by arrays: `given` has one for the id of each."""
+    """Replace the tensors of a rule by arrays.
+
+    given: the arrays, by the ids of the tensors' tables and masks.
+    """
     reads = foreign(rule.node)
     if not reads:
         return BoundRule(rule, {})

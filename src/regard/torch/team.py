@@ -1,7 +1,7 @@
 """PyTorch's OpenMP threads, which run calls on tensors.
 
-After an operation they wait for the next one and spin for milliseconds, on the cores that threads of ours would need.
-So they get our work too, through the function that compiled code calls where an OpenMP parallel region begins.
+After an operation they spin for milliseconds, on the cores that threads of ours would need. So they get our work too,
+through the function that compiled code calls at the start of an OpenMP parallel region.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from regard.torch.graph import modes
 _work: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
 _generations = itertools.count()
-# A forked process has no OpenMP threads, though its copy of the runtime counts on them and would wait forever.
+# A forked process has no OpenMP threads, but its copy of the runtime would wait for them forever.
 _generation: int = renewed(sys.modules[__name__], "_generation", lambda: next(_generations))
 
 
@@ -54,7 +54,7 @@ TEAM = OpenMPTeam()
 
 @cache
 def _begin() -> Any:
-    """Find GOMP_parallel of the OpenMP runtime that PyTorch is linked with, or None.
+    """Find GOMP_parallel in the OpenMP runtime of PyTorch, or None.
 
     GNU's runtime, LLVM's and Intel's have it on Linux and macOS.
     """

@@ -37,12 +37,11 @@ def varlen_attention(
         value: (total_k, h_kv, d_v).
         cu_seqlens_q: (sequences + 1,) integers from 0 to total_q: the first row of each sequence of
             queries, and the end.
-        cu_seqlens_k: the same of keys; that of the queries unless given.
+        cu_seqlens_k: the same for keys, by default that of the queries.
         mask, score: rules, as of `regard.attention`. j is the row of a key. i is the row of the key
             that is aligned with the query: the last query of a sequence is aligned with its last
             key. i − j is the distance within a sequence.
-        causal: query i sees the keys j ≤ i: aligned at the ends of sequences of different lengths
-            (bottom right).
+        causal: query i sees the keys j ≤ i, aligned at the ends of sequences (bottom right).
         options: others of `regard.attention`, except `layout`, `offset` and `origin`; arrays have
             no leading dimensions.
 
@@ -85,7 +84,7 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
     These are of `torch.nested`, with layout=torch.jagged. query (sequences, h, n_q*, d), key
     (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred lengths
-    differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with
+    differ. For (n, h, d) each, it is `torch.nested.nested_tensor([...], layout=torch.jagged)` with
     dimensions 1 and 2 transposed. The options are those of `varlen_attention`, except those that
     return more than the output. Returns (sequences, h, n_q*, d_v), with the offsets and lengths of
     query: there may be holes between sequences.
@@ -114,7 +113,7 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of the sequences, one after the other, and their ends."""
+    """Return the rows of all sequences one after the other, and their ends."""
     if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout is not torch.jagged:
         raise TypeError(f"{name} must be a nested tensor with layout torch.jagged, got {type_name(x)}")
     if x.dim() != 4 or x._ragged_idx != 2:
@@ -127,7 +126,7 @@ def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(x: Any) -> torch.Tensor:
-    """Return the numbers of the rows that belong to a sequence, without the holes."""
+    """Return the indices of rows that belong to a sequence, without the holes."""
     begins, lengths = x.offsets()[:-1].tolist(), x.lengths().tolist()
     return torch.cat([torch.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)]).to(x.device)
 
@@ -159,8 +158,8 @@ def _few(ends: tuple[int, ...]) -> str:
 def _packed(ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: bool) -> tuple[Mask | None, Any]:
     """Return the mask of packed sequences, and the node that replaces i in rules.
 
-    The node gives the key that a query is aligned with; None where that is its own row. Cached, so that equal lengths
-    find the plans of engines again.
+    The node is the key that a query is aligned with; None for its own row. The result is cached, so
+    that equal lengths find the cached plans of engines.
     """
     if not ends_q[-1] or not ends_k[-1]:
         return None, None

@@ -1,6 +1,6 @@
 """Capture of transformers' models that are on this machine.
 
-Nothing is fetched. Raises ValueError with one line for people where a model or a text cannot be had.
+Nothing is fetched. If a model or a text is not available, it raises ValueError with one line for users.
 """
 
 import inspect
@@ -24,7 +24,7 @@ except ImportError:
     raise ValueError("a model needs transformers: pip install 'regard[transformers]'") from None
 
 ANSWER = 32
-"""Tokens that a model of two sequences answers with: what its decoder reads."""
+"""Tokens that an encoder-decoder model generates, for its decoder to read."""
 
 
 def read(
@@ -37,8 +37,7 @@ def read(
 ) -> Capture:
     """Capture a model's attention to a text, or to repeated random tokens.
 
-    Without a text, 25 random tokens are repeated four times, on which induction heads are measured (Olsson et al.
-    2022).
+    Without a text, 25 random tokens are repeated four times: induction heads are measured on that (Olsson et al. 2022).
 
     model: a folder as `save_pretrained` writes it, or the name of a model in the local cache. memory, path: as in
     `regard.capture`. An encoder reads the text, and its decoder what the model answers.
@@ -94,7 +93,7 @@ def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Return token ids (1, n), and for each its piece of the text, or else its name."""
+    """Return token ids (1, n), and for each its piece of the text, or its name."""
     if not text:
         raise ValueError("text is empty: give at least one character")
     made = tokenizer(text, return_offsets_mapping=tokenizer.is_fast)
@@ -127,7 +126,7 @@ def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
 
 
 def _longest(config: Any) -> int | None:
-    """Return the largest number of tokens that the model takes."""
+    """Return the maximum number of tokens of the model."""
     text = config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_source_positions"):
         if isinstance(found := getattr(text, name, None), int) and found > 0:

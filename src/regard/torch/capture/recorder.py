@@ -1,8 +1,7 @@
 """`regard.capture` for PyTorch: records attention calls by module.
 
-Every call of attention goes through `regard.attention` meanwhile: transformers' models by their attention interface,
-calls of `F.scaled_dot_product_attention` by a function mode, modules of `regard.torch` as they are. Hooks on the
-modules tell which of them a call belongs to.
+Meanwhile every call of attention goes through `regard.attention`. transformers' models use their attention interface,
+calls of `F.scaled_dot_product_attention` a function mode. Hooks on the modules tell which of them a call belongs to.
 """
 
 import fnmatch
@@ -39,7 +38,7 @@ MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n"}
 """Marks of tokenizers for a space and for a newline."""
 
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
-"""Names in transformers of the states whose keys a cross-attention reads."""
+"""Names in transformers of the states that a cross-attention reads keys from."""
 
 
 @contextmanager
@@ -90,7 +89,7 @@ def _name(model: nn.Module) -> str:
 
 @contextmanager
 def _on_regard(model: nn.Module) -> Iterator[None]:
-    """Set attn_implementation="regard" on a model of transformers for a while."""
+    """Set attn_implementation="regard" on a model of transformers inside of a `with`."""
     if not hasattr(model, "set_attn_implementation"):
         yield
         return
@@ -106,9 +105,9 @@ def _on_regard(model: nn.Module) -> Iterator[None]:
 
 
 class _SdpaMode(torch.overrides.TorchFunctionMode):
-    """Function mode in which `F.scaled_dot_product_attention` is regard's.
+    """Function mode that replaces `F.scaled_dot_product_attention` by regard's.
 
-    However it was imported.
+    It works however the function was imported.
     """
 
     original = staticmethod(F.scaled_dot_product_attention)
@@ -131,7 +130,7 @@ quiet.add(_SdpaMode)
 
 @dataclass
 class _RunningModule:
-    """Module while its forward runs."""
+    """A module while its forward runs."""
 
     name: str
     module: nn.Module
@@ -210,7 +209,7 @@ class Recorder:
         self._pending = name or "text", array.reshape(-1, array.shape[-1])
 
     def _assign_text(self, continues: bool) -> None:
-        """Assign the text that was read last to the layers that are called now."""
+        """Assign the last text that was read to the layers that are called now."""
         self._continues = continues
         if self._pending is None:
             return
@@ -281,7 +280,7 @@ class Recorder:
                 raise ValueError(f"layers: {x!r} is no layer of {named}; it has {_listed(self.seen)}")
 
     def finished(self, labels: Callable[[list[int]], list[str]] | None) -> tuple[list[Layer], dict[str, Tokens]]:
-        """Return the layers, and the texts that were read.
+        """Return the layers, and the texts that the model read.
 
         Raises ValueError if a chosen layer does not exist.
         """
@@ -301,12 +300,12 @@ class Recorder:
 
 
 def _is(chosen: int | str, number: int, name: str) -> bool:
-    """Return True if a layer was chosen, by its number or by a name or pattern."""
+    """Return True if a layer was chosen by its number, name or pattern."""
     return fnmatch.fnmatchcase(name, chosen) if isinstance(chosen, str) else chosen == number
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
-    """List layers by number and name; of many, the first and the last."""
+    """List layers by number and name; of many, only the first and the last."""
     all_of = [f"{number} {name}" for number, name in enumerate(names)]
     return ", ".join(all_of if len(all_of) <= most else [*all_of[: most - 1], "...", all_of[-1]])
 
@@ -316,7 +315,7 @@ def _integers(x: Any) -> bool:
 
 
 def _crosses(running: _RunningModule, query: torch.Tensor) -> bool:
-    """Return True if the keys of a call are those of another sequence."""
+    """Return True if the keys of a call belong to another sequence."""
     given = running.given
     if any(given.get(name) is not None for name in OTHER_SEQUENCE):
         return True
@@ -329,7 +328,7 @@ def _crosses(running: _RunningModule, query: torch.Tensor) -> bool:
 
 
 def _labels(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
-    """Return a function from ids to labels, of a tokenizer or of such a function."""
+    """Return a function from ids to labels, made from a tokenizer if needed."""
     if tokenizer is None:
         return None
     if not hasattr(tokenizer, "convert_ids_to_tokens"):

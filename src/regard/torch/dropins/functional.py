@@ -142,7 +142,10 @@ def scaled_dot_product_attention(
 def _cached(
     query: Any, key: Any, value: Any, attn_mask: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return the output of a call without a derivative, if such a call of `regard.attention` is cached."""
+    """Return the output of a cached call of `regard.attention`, or None.
+
+    Only calls without a derivative are cached.
+    """
     if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
     dense: tuple[Any, ...] = ()
@@ -239,7 +242,7 @@ def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
     """Return the position of the first query under a `CausalBias`.
 
-    PyTorch aligns at the top left, except for an oblong bias of the lower right.
+    PyTorch aligns at the top left, except for a rectangular bias of the lower right.
     """
     n_q, n_k = bias.seq_len_q, bias.seq_len_kv
     if n_q == n_k or bias.variant == CausalVariant.UPPER_LEFT:
@@ -252,7 +255,7 @@ def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, ...]:
-    """Return operands whose heads are grouped as `regard.attention` takes them.
+    """Return operands with heads grouped as in `regard.attention`.
 
     They are views, except where PyTorch repeats heads unevenly.
     """
@@ -285,8 +288,8 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
 def _refuse_script(*_: Any) -> Any:
     """Raise RuntimeError before TorchScript compiles an owner of this attribute.
 
-    Types of modules that wait for their methods are forgotten, which TorchScript does not do after an error: it would
-    define their methods a second time when such a module is scripted again.
+    It also forgets the types of modules with methods yet to be compiled. TorchScript keeps them
+    after an error, and would define their methods twice when the module is scripted again.
     """
     store = modes.script_types
     for types in store.type_store.values():
@@ -307,14 +310,14 @@ _undo = ExitStack()
 def sdpa() -> Iterator[None]:
     """Replace `F.scaled_dot_product_attention` inside of a `with`.
 
-    For models that cannot be edited: everything that looks the function up in `torch.nn.functional`
-    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them. Their
-    fused inference path is off meanwhile; nested tensors, which PyTorch takes on that path alone,
-    are attended to one sequence after the other. Code that has imported the function itself keeps
-    PyTorch's, and a compiled model what it compiled.
+    For models that cannot be edited. It reaches everything that looks the function up in
+    `torch.nn.functional` when calling it, such as `torch.nn.MultiheadAttention` and the Transformer
+    layers. Their fused inference path is off meanwhile. Nested tensors, which PyTorch takes on that
+    path alone, are attended to one sequence after the other. Code that imported the function itself
+    keeps PyTorch's, and a compiled model what it compiled.
 
     May be nested. The function belongs to the process: while one thread is inside, all threads call
-    it, and PyTorch's is back when the last has left.
+    it. PyTorch's is restored when the last has left.
 
     >>> import torch, regard.torch
     >>> q = torch.randn(2, 8, 10, 16)

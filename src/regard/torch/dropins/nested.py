@@ -18,9 +18,11 @@ def attention(
     one: Callable[..., torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any,
     dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Compute attention of nested tensors; `one` is the drop-in for dense ones.
+    """Compute attention of nested tensors.
 
-    PyTorch raises ValueError where a tensor is jagged, RuntimeError where all are strided or where sizes do not fit.
+    one: the drop-in for dense tensors.
+
+    As in PyTorch, errors are ValueError if a tensor is jagged, and RuntimeError if all are strided or sizes do not fit.
     """
     given = {"query": query, "key": key, "value": value}
     layouts = {name: str(x.layout).removeprefix("torch.") if x.is_nested else "dense" for name, x in given.items()}
@@ -101,7 +103,7 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def multihead(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `MultiheadAttention.forward` to attend in nested tensors one by one."""
+    """Wrap `MultiheadAttention.forward` to process nested tensors one by one."""
 
     @functools.wraps(forward)
     def each(

@@ -1,7 +1,7 @@
 """transformers' models on `regard.attention`, with their masks as rules.
 
-A model of transformers describes each of its masks as a function of the indices (b, h, q, k) before it makes an array
-of it. Here that function is traced into a rule, and the rule goes through the model in the place of the array.
+A model of transformers describes each mask as a function of the indices (b, h, q, k), before it makes an array of it.
+Here that function is traced into a rule, which passes through the model in place of the array.
 """
 
 import sys
@@ -44,16 +44,16 @@ def register_transformers() -> None:
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="regard")
         model.set_attn_implementation("regard")         # or for a loaded model
 
-    Causal, padded, packed, sliding-window and chunked masks, and those that a model composes of
-    index functions, become rules; nothing of size n × n is made of them. Soft caps, sinks, grouped
+    Causal, padded, packed, sliding-window and chunked masks become rules, as do those that a model
+    composes of index functions; nothing of size n × n is made of them. Soft caps, sinks, grouped
     heads, cross-attention and caches, dynamic and static, are served, in training and generation.
     Arrays of n × n from a model or its caller, such as T5's position bias or a mask of four
-    dimensions, are read as they are. `output_attentions=True` in a call returns the weights,
-    before dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given
-    a cache or an attention_mask; without both, transformers looks for packed sequences, and
-    attention runs between graphs.
+    dimensions, are read as they are. `output_attentions=True` in a call returns the weights, before
+    dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given a cache
+    or an attention_mask. Without both, transformers looks for packed sequences, and attention runs
+    between graphs.
 
-    Raises ImportError if transformers is missing, or is of a version that this was not tested with.
+    Raises ImportError if transformers is missing, or of an untested version.
 
     >>> register_transformers()                                               # doctest: +SKIP
     """
@@ -108,9 +108,9 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
 
 
 def _fill_tables(module: ModuleType) -> None:
-    """Name a class for "regard" in a model's tables of layer classes.
+    """Add a class for "regard" to a model's tables of layer classes.
 
-    Such tables go from the name of an implementation to the class of a layer.
+    Such tables map the name of an implementation to a class.
     """
     for name, table in vars(module).items():
         if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and NAME not in table:
@@ -123,12 +123,12 @@ def _fill_tables(module: ModuleType) -> None:
 
 
 class RuleMask(torch.Tensor):
-    """Mask of shape (batch, 1, n_q, n_k) that is a rule, and a tensor without storage.
+    """A rule as a mask of shape (batch, 1, n_q, n_k): a tensor without storage.
 
-    rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. Shape, dtype and device can
-    be read, and it can be moved and copied, as models do with masks. An operation on its elements has them made, by
-    `make`, with a warning that names `model`. From then on the mask is those elements, which the model may have
-    changed.
+    rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. Its shape, dtype and device
+    can be read, and it can be moved and copied, as models do with masks. An operation on its elements computes them by
+    `make`, with a warning that names `model`. From then on those elements are the mask, since the model may have
+    changed them.
     """
 
     rule: Mask | None
@@ -183,9 +183,9 @@ _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, modes.to_copy, torch.ops
 
 
 class GraphMask:
-    """`RuleMask` in a graph that is being compiled.
+    """A `RuleMask` in a graph that is being compiled.
 
-    It is no tensor, but has what models ask of one.
+    It is no tensor, but has the members that models use.
     """
 
     ndim, dtype = 4, torch.bool
@@ -207,7 +207,7 @@ class GraphMask:
         return self
 
     def to(self, *args: Any, **options: Any) -> Any:
-        """Return the mask itself where it is only moved, else its elements in `dtype`."""
+        """Return the mask itself if it is only moved, else its elements in `dtype`."""
         kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), torch.bool)
         return self if kind is torch.bool else self.elements.to(kind)
 
@@ -240,7 +240,10 @@ MASKS = RuleMask, GraphMask
 
 
 class MaskIndex(Traced):
-    """An index in a mask function of transformers, or what one makes of it: such a function expects tensors."""
+    """An index, or a result of indices, in a mask function of transformers.
+
+    It has the members of tensors that such a function expects.
+    """
 
     __slots__ = ()
 
@@ -254,7 +257,7 @@ class MaskIndex(Traced):
 
 
 class TableLookups(torch.overrides.TorchFunctionMode):
-    """Function mode in which a tensor indexed with a `MaskIndex` becomes a table."""
+    """Function mode that turns a tensor indexed with a `MaskIndex` into a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,8 +287,8 @@ def mask(
 ) -> RuleMask | GraphMask:
     """Make a mask, as transformers' mask interface.
 
-    mask_function: True where query index may attend to key index. attention_mask: padding (batch, keys), True = a
-    token.
+    mask_function: True if a query index may attend to a key index. attention_mask: padding (batch,
+    keys), True = a token.
     """
     from transformers.masking_utils import (
         bidirectional_mask_function,
@@ -394,9 +397,9 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention, as transformers' attention interface.
 
-    Returns out (batch, n_q, h, d_v), and the weights if they are asked for, else None. s_aux: sinks (h,). sinks: one
-    for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those that the mask allows, (batch,
-    n_q, k); -1 is none.
+    Returns out (batch, n_q, h, d_v), and the weights if requested, else None. s_aux: sinks (h,).
+    sinks: one for each query, (batch, h, n_q, 1). indices: of the keys that the mask allows, those
+    that each query sees, (batch, n_q, k); -1 is none.
     """
     compiling = torch.compiler.is_compiling()
     output_attentions = output_attentions or weights_are_recorded(compiling)
@@ -463,7 +466,7 @@ def attention(
 
 
 def weights_are_recorded(compiling: bool) -> bool:
-    """Return whether weights are asked for of a model that reads them from what its attention returns."""
+    """Return whether a model must return weights, since transformers records them."""
     collector = active_collector() if compiling else _active_collector_once()
     if collector is None:
         return False
@@ -472,7 +475,10 @@ def weights_are_recorded(compiling: bool) -> bool:
 
 
 def active_collector() -> Any:
-    """Return transformers' context variable of what is recorded of a model; None where this version has none."""
+    """Return transformers' context variable of recorded outputs.
+
+    None if this version has none.
+    """
     try:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
@@ -480,14 +486,15 @@ def active_collector() -> Any:
     return _active_collector
 
 
-_active_collector_once = cache(active_collector)  # an import statement takes microseconds in each layer
+_active_collector_once = cache(active_collector)  # an import statement in each layer takes microseconds
 
 
 def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
     """Scale weights (..., n_q, n_k) to sum to 1 together with a sink.
 
-    Those of a query that sees nothing stay 0. Weights are exp(score - lse), and float32 holds an lse to 2^-24 of its
-    size: at scores of 1,000, as relative positions make them, every weight of a row would be off by the same 3e-5.
+    Weights of a query that sees nothing stay 0. Weights are exp(score - lse), and float32 holds an
+    lse to 2^-24 of its size. At scores of 1,000, as from relative positions, every weight of a row
+    would be off by the same 3e-5.
     """
     total = weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
     total = total if sink is None else total + sink
@@ -506,6 +513,6 @@ UNREAD = {
     "inputs_embeds", "labels", "shift_labels", "token_type_ids", "mm_token_type_ids", "encoder_hidden_states",
     "encoder_attention_mask",
 }  # fmt: skip
-"""Tensors that models are called with and hand on as they are: eager reads none of them in attention."""
+"""Tensors that models pass on, but that eager attention does not read."""
 
 outside_attention = torch.compiler.disable(attention, reason=OUTSIDE)

@@ -1,8 +1,8 @@
 """Operations of PyTorch's dispatcher: attention and its four derivatives.
 
 Each takes a list of tensors and a call as text. Modes and traced graphs see these five and nothing below them. A fake
-kernel gives the shapes of results. Their derivatives are the autograd functions of `torch/autograd.py`, which call
-them in turn.
+kernel gives the shapes of results. Their derivatives are the autograd functions of `torch/autograd.py`, which call them
+in turn.
 """
 
 import sys
@@ -37,7 +37,7 @@ library = torch.library.Library("regard", "DEF")
 class CallSizes(NamedTuple):
     """Sizes of a call.
 
-    lead: leading dimensions, broadcast. value: features of the output, 0 where it is the weights.
+    lead: leading dimensions, broadcast. value: features of the output, 0 if the output is the weights.
     """
 
     lead: tuple[int, ...]
@@ -111,7 +111,7 @@ def attention_fake(given: list[Any], text: str) -> Results:
 
 
 def checked_shapes(call: TensorCall, given: list[Any]) -> None:
-    """Check a call as far as its shapes tell, where sizes are known."""
+    """Check a call by its shapes, if all sizes are known."""
     named = {name: x for name, x in zip(call.inputs, given, strict=True) if type(name) is str and name not in HOST}
     if call.folded or not all(type(n) is int for x in named.values() for n in x.shape):
         return
@@ -120,7 +120,7 @@ def checked_shapes(call: TensorCall, given: list[Any]) -> None:
 
 
 def outputs_fake(given: list[Any], text: str) -> Results:
-    """Return empty tangents of the outputs, which are given after the inputs."""
+    """Return empty tangents of the outputs, which follow the inputs in `given`."""
     n = len(call_of(text).inputs)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[n : n + 3] if x is not None]
 
@@ -159,9 +159,9 @@ def tangent_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> 
 
 
 def products(shapes: Any, text: str, over_d: int, over_value: int) -> int:
-    """Return the floating-point operations of products over keys and over values.
+    """Return the floating-point operations of some products over d and d_v.
 
-    over_d, over_value: the number of products over the features of keys and over those of values.
+    over_d, over_value: how many products are over the features of keys, and of values.
     """
     call = call_of(text)
     size = CallSizes.of(call, shapes)
@@ -224,7 +224,7 @@ forward = OPERATIONS["attention"]
 
 
 def be_counted() -> None:
-    """Register FLOP formulas with PyTorch's counters, those already counting included."""
+    """Register FLOP formulas with PyTorch's counters, including those already active."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     formulas = {getattr(torch.ops.regard, name): flops for name, flops in FLOPS.items()}

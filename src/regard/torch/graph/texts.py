@@ -1,8 +1,7 @@
-"""Rules and calls as JSON text, by which a traced graph knows them.
+"""Rules and calls as JSON text, the form in which a traced graph stores them.
 
-The text is saved with the graph and read in any process. It has the arrays that a rule was made of; for those of more
-than MOST_INLINE bytes, which stay in the process, it has a digest. They stay for good where a graph is traced, else as
-long as the rule.
+The text is saved with the graph and read in any process. It contains the arrays of a rule, or a digest of those above
+MOST_INLINE bytes, which stay in the process. In a traced graph they stay for good, else as long as the rule.
 """
 
 import base64
@@ -37,7 +36,7 @@ _calls: WeakValueDictionary[str, TensorCall] = WeakValueDictionary()
 
 
 class NamedRule(NamedTuple):
-    """Rule read from its text; `slots` stand for its tensors."""
+    """A rule read from its text; `slots` stand for its tensors."""
 
     rule: Any
     slots: tuple[Any, ...]
@@ -124,9 +123,9 @@ def call_text(**parts: Any) -> str:
 
 
 def plain_number(x: Any) -> Any:
-    """Return a number of NumPy or of a traced shape as one of Python.
+    """Return a number of NumPy, or of a traced shape, as a Python number.
 
-    A rule that is observed becomes its text.
+    An observed rule becomes its text.
     """
     if isinstance(x, Rule):
         return {"rule": text_of(x, ())}
@@ -138,7 +137,7 @@ def plain_number(x: Any) -> Any:
 
 
 def text_of_call(call: TensorCall) -> str:
-    """Write a call as text, by which `call_of` finds it or makes an equal one."""
+    """Write a call as text, from which `call_of` returns it or an equal one."""
     found = _texts.get(call)
     if found is None:
         slots: dict[int, int] = {}

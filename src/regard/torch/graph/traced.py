@@ -1,8 +1,8 @@
 """Calls in a graph that PyTorch traces, as one operation with tensor inputs.
 
-Everything that is no tensor is text, a constant of the graph. Two kinds of functions run while Dynamo traces. It
-follows the plain ones, which see tensors and texts. It calls those marked as constant with constants; they make rules
-and calls, and return their texts.
+Everything but tensors is text, a constant of the graph. Two kinds of functions run while Dynamo traces. It traces into
+the plain ones, which see tensors and texts. It calls those marked as constant with constants. They make rules and
+calls, and return their texts.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(function: F) -> F:
-    """Mark a function that Dynamo calls with constants, and whose result is one."""
+    """Mark a function that Dynamo calls with constants, and that returns one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 class GraphRule:
-    """Mask or score in a graph: its text (`name`), and the tensors that it reads."""
+    """A mask or score in a graph: its text (`name`), and the tensors that it reads."""
 
     def __init__(self, name: str, tensors: tuple[torch.Tensor, ...]) -> None:
         self.name = name
@@ -62,7 +62,10 @@ def combined(operator: str, a: GraphRule, b: GraphRule) -> GraphRule:
 
 
 def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
-    """Return a mask or score argument as a `GraphRule`; frozen: a tensor as it is now."""
+    """Return a mask or score argument as a `GraphRule`.
+
+    frozen: later changes of a tensor do not change it.
+    """
     if isinstance(x, GraphRule):
         return x
     if isinstance(x, torch.Tensor):
@@ -91,7 +94,7 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
 
 
 def trained(x: torch.Tensor) -> bool:
-    """Return True if a derivative of `x` may be asked for.
+    """Return True if a derivative of `x` may be needed.
 
     A compiled graph is traced again for tensors that require grad; an exported one is not.
     """
@@ -100,7 +103,7 @@ def trained(x: torch.Tensor) -> bool:
 
 
 def construct(name: str, args: Any, kwargs: Any) -> Any:
-    """Return the `GraphRule` of a constructor of rules that is called in a graph."""
+    """Return the `GraphRule` of a constructor of rules called in a graph."""
     if name == "table":
         if kwargs.get("bounds", "clamp") != "clamp":
             raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
@@ -116,7 +119,7 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
 
 
 def shaped(name: str, x: Any) -> Any:
-    """Return a tensor argument in the shape that its constructor looks it up in.
+    """Return a tensor argument in the shape in which its rule reads it.
 
     Leading axes become one; tables of `regard.blocks` become booleans.
     """
@@ -135,7 +138,7 @@ def described(x: Any) -> Any:
 
 
 def fixed(x: Any) -> Any:
-    """Return numbers as constants of the graph, which is traced again for others."""
+    """Return numbers as constants of the graph; other values trace it again."""
     if isinstance(x, tuple):
         return tuple([fixed(part) for part in x])
     return guard_scalar(x) if isinstance(x, int | float) else x
@@ -208,8 +211,8 @@ def name_of_call(
 ) -> str:  # fmt: skip
     """Write a call as text.
 
-    mask, score: rules as text. floats: True for the tensors of the score with a derivative. tensors: the other inputs
-    that are given; constants: those of them without a derivative that could have one.
+    mask, score: rules as text. floats: for each tensor of the score, whether it has a derivative. tensors: the other
+    given inputs. constants: those of them that could have a derivative, but have none.
     """
     slots = [0 if rule is None else len(named(rule).slots) for rule in (score, mask)]
     scored, masked = range(slots[0]), range(slots[0], sum(slots))

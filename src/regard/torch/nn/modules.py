@@ -80,8 +80,8 @@ OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.
 class KVCache:
     """Keys and values seen by a `MultiHeadAttention`, for decoding step by step.
 
-    It grows as needed, twice as large each time, and is for inference: under `torch.no_grad()` or
-    `torch.inference_mode()`. Position 0 is the first key that was ever appended.
+    It doubles as needed, and is for inference: under `torch.no_grad()` or `torch.inference_mode()`.
+    Position 0 is the first key that was ever appended.
 
     >>> cache = KVCache()
     >>> attention = MultiHeadAttention(16, 2, causal=True)
@@ -135,7 +135,7 @@ class KVCache:
 
 @dataclass
 class BlockCache:
-    """Keys and values of a `TransformerBlock`, of its sequence and of the context."""
+    """Keys and values of a `TransformerBlock`, for its sequence and the context."""
 
     own: KVCache = field(default_factory=KVCache)
     context: KVCache = field(default_factory=KVCache)
@@ -152,22 +152,22 @@ class MultiHeadAttention(nn.Module):
     Vaswani et al. 2017, section 3.2.2. The formula is that of `regard.multihead_attention`, with a
     `nn.Linear` for each projection: w_q, w_k, w_v, w_o.
 
-    True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`,
-    where True hides. A query that sees nothing gives zeros (and then the bias of w_o), where that
-    can give NaN.
+    True means attend, in `mask` and in `key_padding_mask`. That is the reverse of
+    `nn.MultiheadAttention`, where True hides. A query that sees nothing gives zeros (and then the
+    bias of w_o), where PyTorch's can give NaN.
 
     Args:
         d_model: features of the queries and of the output.
         num_heads: h.
         num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head.
             Default h.
-        key_dim, value_dim: features of key and value, where they differ from d_model
+        key_dim, value_dim: features of key and value, if they differ from d_model
             (cross-attention).
         head_dim: d, features of a head's queries and keys; default d_model / h.
         value_head_dim: d_v, features of a head's values; default d.
         bias: True for biases of all projections, or letters of "qkvo": "qk" is queries and keys
             alone.
-        dropout: share of the attention weights that is dropped in training.
+        dropout: share of the attention weights to drop in training.
         positions: "rope", "alibi", "relative", or one of `Rope`, `Alibi`, `Relative`. The last two
             are added after `score`. Queries count from the end: the last query is at the position
             of the last key.
@@ -175,8 +175,8 @@ class MultiHeadAttention(nn.Module):
         mask: a rule for every call, such as `regard.window(256)`; as `mask` of `regard.attention`.
         score: a rule that changes scores, such as `regard.softcap(50.0)`; as `score` of
             `regard.attention`.
-        scale: of Q Kᵀ; default 1/√d.
-        sink: each head learns a logit that takes weight and gives no value; it begins at 0.
+        scale: factor of Q Kᵀ; default 1/√d.
+        sink: each head learns a logit that takes weight and gives no value; initially 0.
         device, dtype: of the parameters.
 
     Raises:
@@ -299,14 +299,14 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (..., n_q, d_model), or (n_q, d_model).
-            key: (..., n_k, key_dim); the query itself unless given (self-attention).
-            value: (..., n_k, value_dim); the key unless given.
+            key: (..., n_k, key_dim); by default the query (self-attention).
+            value: (..., n_k, value_dim); by default the key.
             mask: True = attend: a rule, or booleans or 0/1 that align right to (..., h, n_q, n_k).
-                Whatever else masks, all must allow a pair.
+                All masks must allow a pair.
             key_padding_mask: (..., n_k) booleans or 0/1, True = a real key, False = padding: the
                 reverse of `nn.MultiheadAttention`. With a cache, for all keys in it.
-            cache: in self-attention the keys of this call are appended to those in the cache, and
-                all are attended to. In cross-attention (key given) those of the first call are
+            cache: in self-attention the keys of this call are appended to the cache, and all its
+                keys are attended to. In cross-attention (key given) the keys of the first call are
                 cached, and `key` is not read again.
             return_weights: also return the weights (..., h, n_q, n_k), "mean": averaged over heads
                 (..., n_q, n_k).
@@ -369,8 +369,7 @@ class FeedForward(nn.Module):
     """The feed-forward half of a block: w_down(activation(w_up(x))), or SwiGLU.
 
     SwiGLU is w_down(silu(w_gate(x)) · w_up(x)). activation: "gelu", "gelu_tanh", "relu", "silu",
-    "swiglu" (Shazeer 2020), or a function of a tensor. dropout: of what comes out of the
-    activation, in training.
+    "swiglu" (Shazeer 2020), or a function of a tensor. dropout: after the activation, in training.
 
     >>> FeedForward(8, 32)(torch.ones(2, 8)).shape
     torch.Size([2, 8])
@@ -412,7 +411,7 @@ class FeedForward(nn.Module):
 class TransformerBlock(nn.Module):
     """Attention and feed-forward network with residuals, norms, maybe cross-attention.
 
-    Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017; pre-norm, x ← x + f(norm(x)),
+    Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017. Pre-norm, x ← x + f(norm(x)),
     trains deeper stacks.
 
     Args:
@@ -420,14 +419,14 @@ class TransformerBlock(nn.Module):
         num_heads: of both attentions.
         d_ff: features inside the feed-forward network; default 4 · d_model.
         activation: of the feed-forward network, as in `FeedForward`: "gelu", "relu", "swiglu", ...
-        dropout: of attention weights, inside the feed-forward network, and of what each half adds
-            to x, in training.
+        dropout: in training, of attention weights, inside the feed-forward network, and of what
+            each half adds to x.
         norm: "layer" or "rms"; norm_eps is its ε.
         norm_first: pre-norm.
         bias: of feed-forward network and layer norms; and of attention, unless `attention_bias`
-            says otherwise.
+            is given.
         attention_bias: as `bias` of `MultiHeadAttention`.
-        cross_attention: with a second attention that looks at a context, as in a decoder.
+        cross_attention: add a second attention, to a context, as in a decoder.
         context_dim: features of the context; default d_model.
         device, dtype: of the parameters.
         attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions,
@@ -489,7 +488,7 @@ class TransformerBlock(nn.Module):
         """Copy the weights of PyTorch's encoder or decoder layer.
 
         Called batch first and with masks reversed (True = attend), it gives the same output.
-        `attention` are options of `MultiHeadAttention`: a decoder is made causal here,
+        `attention` are options of `MultiHeadAttention`. A decoder is made causal here, by
         `causal=True`, instead of by a mask in every call.
         """
         decoder = isinstance(layer, nn.TransformerDecoderLayer)
@@ -532,8 +531,8 @@ class TransformerBlock(nn.Module):
         """Return (..., n, d_model) from x of that shape and, if it has one, a context.
 
         context: (..., n_k, context_dim). Masks are as in `MultiHeadAttention`: True = attend, in
-        padding masks too. With a cache, x is what follows the tokens already seen; the context of
-        the first call is cached.
+        padding masks too. With a cache, x follows the tokens of earlier calls; the context of the
+        first call is cached.
         """
         if (context is None) != (self.cross_attention is None):
             need = "takes no context" if self.cross_attention is None else "has cross-attention: give it a context"
@@ -574,9 +573,9 @@ class Transformer(nn.Module):
     Embeddings and the head are the model's own: `nn.Embedding` before, `nn.Linear` after it.
 
     Args:
-        num_layers: how many blocks.
+        num_layers: the number of blocks.
         d_model, num_heads, d_ff: of each block.
-        final_norm: whether a norm follows the last block; default as norm_first.
+        final_norm: whether a norm follows the last block; default norm_first.
         block: the other options of `TransformerBlock` and `MultiHeadAttention`.
 
     Raises:
@@ -644,8 +643,8 @@ class Transformer(nn.Module):
 def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
     """Combine a mask and a padding mask (..., n_k), which must have `shape`.
 
-    The padding mask is a table that a rule looks up, O(n): it hides keys from all queries alike. In a graph that is
-    being compiled it stays a tensor, as an input of the graph.
+    The padding mask becomes a table of a rule, O(n), which hides keys from all queries alike. In a
+    graph that is being compiled it stays a tensor, as an input of the graph.
     """
     if key_padding_mask is None:
         return mask

@@ -14,9 +14,8 @@ from regard.rules import Score, alibi, relative
 class Rope(nn.Module):
     """Rotary position embedding on tensors, as `regard.positions.rope`.
 
-    Su et al. 2021. dim: how many features of a head are rotated, an even number; the others match
-    content at any distance. base, pairing, scaling: those of `regard.positions.rope`. It has no
-    parameters.
+    Su et al. 2021. dim: the number of rotated features of a head, even; the others match content at
+    any distance. base, pairing, scaling: those of `regard.positions.rope`. It has no parameters.
 
     >>> Rope(8)(torch.ones(3, 2, 8), first=0).shape
     torch.Size([3, 2, 8])
@@ -41,7 +40,7 @@ class Rope(nn.Module):
         self.frequencies = frequencies.tolist()  # no buffer: it would follow the dtype of the module
 
     def forward(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Rotate `x` (..., n, h, d), whose rows are at the positions first, first + 1, ..."""
+        """Rotate `x` (..., n, h, d) by the positions first, first + 1, ... of its rows."""
         wide = torch.promote_types(x.dtype, torch.float32)
         positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
         angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
@@ -79,9 +78,9 @@ class Alibi(nn.Module):
 class Relative(nn.Module):
     """Learned bias by relative position: `regard.relative` of a parameter.
 
-    table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance;
-    offsets beyond that take the ends (Shaw et al. 2018). With `num_buckets`, (num_heads,
-    num_buckets), by T5's buckets (Raffel et al. 2020). It begins at zero.
+    table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance.
+    Offsets beyond that take the ends (Shaw et al. 2018). With `num_buckets` it is (num_heads,
+    num_buckets), by T5's buckets (Raffel et al. 2020). Initially zero.
     """
 
     def __init__(
