@@ -49,8 +49,8 @@ def attention(
 ) -> Any:
     """Compute `regard.attention` on JAX arrays, under any of JAX's transformations.
 
-    In addition to the options of NumPy calls: `seed` may be a key of `jax.random`. `seed`, `offset`, the entries of
-    `origin` and every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine.
+    In addition to NumPy's options, `seed` may be a key of `jax.random`. `seed`, `offset`, the entries of `origin` and
+    every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine.
     """
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
@@ -126,7 +126,7 @@ for holder in HOLDERS.values():
 
 
 def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
-    """Return the results that were asked for, in the order of `regard.attention`."""
+    """Return the requested results, in the order of `regard.attention`."""
     operands = primitives.varying_alike(operands)
     found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
@@ -148,7 +148,7 @@ def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: b
 
 
 def ours(name: str, x: Any) -> Any:
-    """Return x; TypeError unless it is a JAX array."""
+    """Return x. Raises TypeError unless it is a JAX array."""
     if not isinstance(x, jax.Array):
         raise TypeError(f"{name} must be a jax.Array where others of the call are, got {array_type(x)}")
     return x
@@ -164,7 +164,10 @@ SPACE = Namespace(
 
 
 def query_times(metric: Any, query: Any, layout: Any) -> Any:
-    """Return the product of a query and a metric, as JAX multiplies them: in float32 for 16 bit, then rounded."""
+    """Return the product of a query and a metric, as JAX multiplies them.
+
+    In float32 for 16 bit, then rounded.
+    """
     metric = jnp.asarray(metric) if type(metric) is np.ndarray else metric
     for name, x in (("query", query), ("metric", metric)):
         checks.array(name, stand_in(name, ours(name, x)))
@@ -196,7 +199,10 @@ def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 @promotion()
 def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
-    """Compute `regard.hopfield` on JAX arrays, under any transformation; `beta` and `steps` are not traced."""
+    """Compute `regard.hopfield` on JAX arrays, under any transformation.
+
+    `beta` and `steps` are not traced.
+    """
     return retrieval.retrieved(SPACE, state, patterns, beta, steps)
 
 
@@ -209,7 +215,7 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
     """Compute `regard.plan` of JAX arrays.
 
-    Of query, key, value, bias, sink and metric only shapes are read, so they may be traced.
+    Query, key, value, bias, sink and metric may be traced, since only their shapes are read.
     """
     given = {"query": query, "key": key, "value": value} | options
     found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink", "metric")}
@@ -218,7 +224,10 @@ def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) 
 
 
 def in_numpy(function: str, name: str, x: Any) -> Any:
-    """Convert the JAX arrays of an argument to NumPy; TypeError for traced ones."""
+    """Convert the JAX arrays of an argument to NumPy.
+
+    Raises TypeError for traced arrays.
+    """
     if name in ("mask", "score") and x is not None and not isinstance(x, jax.Array):
         x = (as_mask if name == "mask" else as_score)(x)
         read = (y.payload for y in order([x.node]) if y.op in ("gather", "dense"))
@@ -236,7 +245,7 @@ def in_numpy(function: str, name: str, x: Any) -> Any:
 
 
 def stand_in(name: str, x: Any) -> Any:
-    """Return an array with a JAX array's shape and dtype, for checks; without memory."""
+    """Return an array with a JAX array's shape and dtype, without memory, for checks."""
     if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
     sized(name, x)
@@ -244,7 +253,7 @@ def stand_in(name: str, x: Any) -> Any:
 
 
 def on_this_host(x: Any) -> bool:
-    """Tell if results of `x` take this machine's memory.
+    """Return whether results of `x` take this machine's memory.
 
     Traced calls may run elsewhere, or on several devices.
     """
@@ -285,7 +294,7 @@ def values_of(t: Any) -> Any:
 
 
 def seed_operand(seed: jax.Array) -> jax.Array:
-    """Return a traced integer, or the two 32-bit integers of a key of `jax.random`."""
+    """Return an integer seed, or the two 32-bit integers of a key of `jax.random`."""
     if jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key) or (seed.dtype == np.uint32 and seed.ndim == 1):
         return jax.random.bits(seed, (2,), np.uint32)
     if seed.ndim or seed.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""The primitives of attention by kind; `primitives` says what they mean."""
+"""The primitives of attention by kind; `primitives` defines them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,7 @@
 """The handler that XLA calls, through the C interface of its foreign functions.
 
-The structures are those of xla/ffi/api/c_api.h, version 0, in ctypes.
-
-Buffers become NumPy views without a copy; errors become the status of the program, never a crash.
+The structures are those of xla/ffi/api/c_api.h, version 0, in ctypes. Buffers become NumPy views without a copy. Errors
+become the status of the program, never a crash.
 """
 
 import ctypes
@@ -132,7 +131,7 @@ class Prepared:
 
 
 def attribute(task: PrimitiveTask, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> str:
-    """Return the attribute by which a program describes a call to the handler."""
+    """Return the attribute that describes a call to the handler in a program."""
     every = [[(x.shape, x.dtype.name) for x in avals] for avals in (avals_in, avals_out)]
     return f"{json.dumps(every)}\n{task.text}"
 
@@ -152,7 +151,7 @@ def view(shape: Shape, dtype: np.dtype[Any], address: int) -> Array:
 def addresses(buffers: Buffers) -> list[int]:
     """Return the address of each buffer's data.
 
-    Read as integers: the fields of a Structure take longer than small calls.
+    They are read as integers: fields of a Structure take longer than small calls.
     """
     if not buffers.size:
         return []

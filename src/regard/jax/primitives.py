@@ -9,9 +9,9 @@ Each primitive is differentiated into others:
     jvp_jvp       f″(x)[ẋ, ẍ]            linear in both           the tangent of jvp
     weights       exp(S − lse)
 
-With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its
-transpose in ō˙ is jvp along u. The transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward, which the others are
-given, follow from x: x alone varies. On the CPU an engine computes all but jvp_jvp through a foreign function. On other
+With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its transpose
+in ō˙ is jvp along u. The transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward are operands of the others. They
+follow from x, so only x varies. On the CPU an engine computes all but jvp_jvp through a foreign function. On other
 devices, and for derivatives beyond these, `regard.jax.xla.scan` does, in plain JAX.
 """
 
@@ -62,7 +62,7 @@ def given(task: PrimitiveTask, operands: Values, *prefixes: str) -> Operands:
 
 
 def varying(x: Any) -> bool:
-    """Tell if a tangent or cotangent is more than a symbolic zero."""
+    """Return whether a tangent or cotangent is more than a symbolic zero."""
     return not isinstance(x, ad.Zero) and x is not None
 
 
@@ -125,16 +125,16 @@ def compiled(task: PrimitiveTask) -> Any:
 
 
 def evaluate(*operands: Any, task: PrimitiveTask) -> Any:
-    """Run an engine on the arrays in place: outside of jit nothing is compiled."""
+    """Run an engine on the arrays in place; outside of jit nothing is compiled."""
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     here = {x.sharding for x in arrays}
     device = next(iter(here))
     alone = len(here) == 1 and isinstance(device, jax.sharding.SingleDeviceSharding)
     on_cpu = alone and next(iter(device.device_set)).platform == "cpu"
     if task.call.engine == "xla" or task.kind == "jvp_jvp" or not on_cpu:
-        with jax.disable_jit(False):  # else the program is this function again, without end
+        with jax.disable_jit(False):  # else the program would call this function without end
             return compiled(task)(*arrays)
-    # Memory on a cache line is taken over by JAX as it is.
+    # JAX takes over memory that begins on a cache line without a copy.
     results = [memory.empty(a.shape, a.dtype, aligned=True) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
     # Results of arrays that may move may move too.
@@ -167,7 +167,7 @@ def batch(operands: Values, dims: Sequence[int | None], *, task: PrimitiveTask) 
 
 
 def tangents_of(task: PrimitiveTask, names: Sequence[str], tangents: Values, prefix: str) -> Operands:
-    """Return the tangents of the operands that vary, by name, with their axes."""
+    """Return the tangents of operands that vary, by name, with their axes."""
     every = zip(task.operands, tangents, task.axes, strict=True)
     return {prefix + n: (ad.instantiate_zeros(t), axes) for n, t, axes in every if n in names and varying(t)}
 
@@ -222,7 +222,7 @@ def backward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> t
 
 
 def scan_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
-    """Differentiate the plain JAX form: the tangent of primitives that have none."""
+    """Differentiate the plain JAX form, for primitives without a tangent of their own."""
     results = bind(task, primals)
     live = [n for n, t in enumerate(tangents) if varying(t) and jnp.issubdtype(primals[n].dtype, jnp.floating)]
 
@@ -281,9 +281,9 @@ def backward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) 
 
 
 def forward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
-    """Transpose forward in value, in which alone it is linear.
+    """Transpose forward in value, the only input it is linear in.
 
-    That is the gradient, which is the same at any value, such as 0.
+    The result is the gradient, which is the same at any value, such as 0.
     """
     every = dict(zip(task.operands, operands, strict=True))
     if [n for n, x in every.items() if ad.is_undefined_primal(x)] != ["value"]:
@@ -346,7 +346,7 @@ ad.primitive_transposes[PRIMITIVES["jvp_jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["backward"]] = backward_transpose
 ad.primitive_transposes[PRIMITIVES["backward_jvp"]] = backward_transpose
 
-# The tangent of a statistic that has none: an error as soon as anything depends on it.
+# The tangent of a statistic without a derivative: an error once anything depends on it.
 underivable_p = Primitive("attention_statistic_tangent")
 underivable_p.def_impl(undefined)
 underivable_p.def_abstract_eval(lambda *avals, like, name: like)

@@ -1,4 +1,4 @@
-"""All undocumented names of JAX that this package uses, and why it needs each.
+"""All undocumented names of JAX in this package, each with the reason for it.
 
 They are looked up on import: a version of JAX that lacks one fails there, and no call is wrong.
 """
@@ -16,7 +16,7 @@ __all__ = ["ad", "batching", "given_devices", "manual_axes", "mlir", "on_a_mesh"
 
 
 def given_devices(primitive: Primitive) -> None:
-    """Give the lowering of a primitive its devices.
+    """Provide the lowering of a primitive with its devices.
 
     Without it arrays on several devices are gathered, and each device computes the whole call.
     """
@@ -26,15 +26,14 @@ def given_devices(primitive: Primitive) -> None:
 def manual_axes(aval: Any) -> Any:
     """Return the type of a value under `shard_map`.
 
-    Its `varying` are the axes of the mesh over which the value differs.
-
-    Without it JAX refuses operands of which some differ and others do not.
+    The value differs over its `varying` axes of the mesh. Without it JAX refuses operands that vary over different
+    axes.
     """
     return aval.manual_axis_type
 
 
 def on_a_mesh(context: Any) -> bool:
-    """Tell if a program is lowered for several devices, with named automatic axes.
+    """Return whether a program is lowered for several devices, with automatic axes.
 
     Without it arrays are gathered, too.
     """

@@ -48,12 +48,12 @@ class TracedTable(Table):
 
 
 def traced(x: object) -> bool:
-    """Tell if a JAX array is traced, or stands for another under a transformation."""
+    """Return whether a JAX array is traced, or stands for another in a transformation."""
     return isinstance(x, jax.core.Tracer)
 
 
 def sized(what: str, x: jax.Array) -> jax.Array:
-    """Return x; TypeError for symbolic dimensions of `jax.export`."""
+    """Return x. Raises TypeError for symbolic dimensions of `jax.export`."""
     if all(type(n) is int for n in x.shape):
         return x
     raise TypeError(
@@ -63,7 +63,7 @@ def sized(what: str, x: jax.Array) -> jax.Array:
 
 
 def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
-    """Return a table over a JAX array; unless traced, a constant."""
+    """Return a table over a JAX array, constant unless it is traced."""
     return TracedTable(what, x, bounds) if traced(x) else Table.of(what, np.asarray(x), bounds)
 
 
@@ -75,9 +75,9 @@ def constant(what: str, x: jax.Array) -> Any:
 
 
 def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
-    """Return a JAX array given as a mask, of booleans or integers.
+    """Return a mask given as a JAX array of booleans or integers.
 
-    Traced integers count as set where they are not 0.
+    Traced integers allow a pair where they are not 0.
     """
     if not traced(x):
         return np.array(x) if frozen else np.asarray(x)

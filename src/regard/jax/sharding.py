@@ -1,8 +1,8 @@
 """Calls on sharded arrays: each device computes its batch elements and heads.
 
 Elements of a `vmap`, the first leading dimension and heads are independent, so each may be sharded over axes of a mesh.
-The shard of a device is a call with an `origin`, so rules, tables and dropout are those of the whole. Gradients of
-shared arrays are summed. Arrays sharded along other dimensions are gathered first.
+A device's shard is a call with an `origin`, so rules, tables and dropout are those of the whole. Gradients of shared
+arrays are summed. Arrays sharded along other dimensions are gathered first.
 """
 
 import math
@@ -68,7 +68,7 @@ class ShardedAxes:
         if name == "sink":
             return tuple(HEAD if size == self.heads > 1 else None for size in shape)
         trailing = 3 if ".dense" in name else TRAILING.get(name, len(shape) - len(self.lead))
-        first = len(shape) - trailing - len(self.lead)  # where the first leading dimension is, if it is there
+        first = len(shape) - trailing - len(self.lead)  # the first leading dimension, negative if missing
         if self.lead and first >= 0 and shape[first] == self.lead[0] > 1:
             found[first] = BATCH
         head = len(shape) - trailing + (1 if self.swap and name in MATRICES else 0)
@@ -153,13 +153,13 @@ def specs(task: PrimitiveTask, avals: Sequence[Any], results: Sequence[Shape]) -
 
 
 def resharded(x: Any, aval: Any) -> Any:
-    """Return x with the sharding of type `aval`; it differs on explicit axes alone."""
+    """Return x with the sharding of type `aval`; they differ on explicit axes alone."""
     spec = aval.sharding.spec
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 
 def replicated(x: Any) -> Any:
-    """Return x replicated on every device, where axes of the mesh are explicit."""
+    """Return x replicated on every device, along explicit axes of the mesh."""
     aval = jax.typeof(x)
     return resharded(x, aval.update(sharding=aval.sharding.update(spec=P(*(None for _ in aval.shape)))))
 
@@ -188,7 +188,7 @@ def infer(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Sequ
 def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
     """Return the sharding rule for Shardy.
 
-    A letter for each axis that may be sharded, and one of its own for every other dimension.
+    Each axis that may be sharded has a letter; every other dimension has one of its own.
     """
     sizes = axes_of(task, operands)
     others: list[str] = []
@@ -202,7 +202,7 @@ def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Seque
                 others.append(f"x{len(others)}")
                 factor = others[-1]
             if factor == HEAD and compound and size == sizes.heads:
-                if "g" not in others:  # they are listed in the order in which they come
+                if "g" not in others:  # letters are listed in order of appearance
                     others.append("g")
                 found.append(CompoundFactor(HEAD, "g"))
             else:

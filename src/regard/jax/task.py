@@ -1,6 +1,6 @@
-"""Tasks of primitives: data in a compiled program, which an engine computes.
+"""Tasks of primitives: the data in a compiled program that engines compute from.
 
-Nothing here knows of JAX: operands and results are NumPy views of its buffers.
+Nothing here depends on JAX: operands and results are NumPy views of its buffers.
 """
 
 import json
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 OUTPUTS = ("out", "lse", "entropy")
 HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
-MATRICES = ("query", "key", "value", "out")  # what `layout` turns
+MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
 CACHED_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
 
 
@@ -33,9 +33,9 @@ class StaticCall:
     """A call of attention without its arrays.
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
-    text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
-    offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element. observe:
-    names and parameters of statistics; of `mass`, a rule as text, whose arrays are named "mass2.table0" if it is the
+    text (see `rule_text`). Their tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
+    offset, origin, seed: None if they are inputs; offset holds one number, or one for each batch element. observe:
+    names and parameters of statistics. That of `mass` is a rule as text, with arrays named "mass2.table0" if it is the
     third.
     """
 
@@ -79,9 +79,9 @@ class PrimitiveTask:
     """The computation of a primitive, and its operands.
 
     kind: "forward", "weights", "backward", "jvp", "backward_jvp" or "jvp_jvp". operands: the inputs of the call, then
-    outputs of forward ("out"), cotangents ("ct.out"), tangents ("t.query", "t.ct.out") and others ("s.query").
-    sizes: of the axes that `vmap` took away, outermost first. axes: for each operand, the dimension of each of those
-    (None: it has none). wrt: the inputs whose gradients are computed, likewise; in other results those axes come first.
+    outputs of forward ("out"), cotangents ("ct.out"), tangents ("t.query", "t.ct.out") and others ("s.query"). sizes:
+    of the axes that `vmap` took away, outermost first. axes: for each operand, its dimension along each of those, None
+    if it has none. wrt: the inputs to compute gradients of, with such axes; other results have them first.
     """
 
     kind: str
@@ -120,7 +120,7 @@ class PrimitiveTask:
 
     @cached_property
     def merged(self) -> bool:
-        """Tell if elements of a `vmap` may be computed together, along leading axes."""
+        """True if elements of a `vmap` may be computed together, along leading axes."""
         texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == "mass"))
         rules = [outline(text)[0] for text in texts if text is not None]
 
@@ -197,7 +197,7 @@ def with_axes(shape: Shape, sizes: Shape, axes: Axes) -> Shape:
 
 
 def front(x: Array, axes: Axes) -> Array:
-    """Return a view with the axes that `vmap` took away first, of size 1 if absent."""
+    """Return a view with the axes of `vmap` first, of size 1 if absent."""
     there = [axis for axis in axes if axis is not None]
     x = np.moveaxis(x, there, range(len(there)))
     return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
@@ -229,7 +229,10 @@ def named(dtype: str) -> np.dtype[Any]:
 
 
 def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tuple[Any, tuple[Table, ...]]:
-    """Return the rule with the arrays of this call; small rules are cached by content."""
+    """Return a rule with the arrays of this call, and its tables.
+
+    Small rules are cached by content.
+    """
     if text is None:
         return None, ()
     arrays = series(x, f"{prefix}.table")
@@ -255,7 +258,7 @@ def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
 
 
 def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
-    """Compute a task into `results`, arrays in the caller's order of axes."""
+    """Compute a task into `results`, arrays with the caller's order of axes."""
     call = task.call
     x, y = task.named(operands), dict(zip(task.results, results, strict=True))
     if task.sizes:
@@ -342,7 +345,7 @@ def merge(task: PrimitiveTask, x: dict[str, Array], y: dict[str, Array]) -> None
             return a.reshape(a.shape[count:])
         return a.reshape(*a.shape[:count], *(1,) * (want + count - a.ndim), *a.shape[count:])
 
-    # An input has every axis that its tangent or its gradient has, and one of them has each.
+    # An input gets every batch axis of its tangents and its gradient.
     alike = np.broadcast_shapes(*(x[name].shape[:count] for name in ("query", "key", "value"))) == task.sizes
     for name in task.call.differentiable:
         kin = [a for n, a in (*x.items(), *(y.items() if task.wrt else ())) if n in (name, f"t.{name}", f"s.{name}")]
@@ -363,7 +366,7 @@ def merge(task: PrimitiveTask, x: dict[str, Array], y: dict[str, Array]) -> None
 def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
     """Return the results of a task for one element, by name.
 
-    They are the arrays of `y` where the engine could write into them.
+    They are the arrays of `y` if the engine could write into them.
     """
     call = task.call
     p, tables = problem(task, x)

@@ -7,6 +7,6 @@
 | `bounded` | caches of a bounded size |
 | `system` | memory and processors, within the limits of a control group |
 | `forks` | locks and cached properties that a forked child can use |
-| `diskcache` | files in the user's cache directory that nobody else could have written |
+| `diskcache` | files in the user's cache directory that only their owner may change |
 | `arrayfile` | named arrays in a safetensors file, mapped into memory |
 """

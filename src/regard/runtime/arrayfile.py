@@ -1,7 +1,6 @@
 """Named arrays in a safetensors file, mapped into memory when read.
 
-The library itself writes only what is in memory as a whole, and reads copies; it still validates every file that is
-opened here.
+The library itself writes only arrays in memory, and reads copies. It still validates every file that is opened here.
 """
 
 import json
@@ -24,14 +23,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16), "I16": np.dtype("<i2"), "U16": np.dtype("<u2"),
     "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype(bool),
 }  # fmt: skip
-"""By the name that safetensors gives them, those with the largest elements first: so each is aligned in the file."""
+"""Dtypes by their safetensors names, the largest first, so that each is aligned."""
 
 CHECKSUM = "crc32"
 MARK, ZEROS = f'"{CHECKSUM}":"'.encode(), b"00000000"
-"""The place of the checksum in the header, which is written without spaces, and its value while it is taken."""
+"""The place of the checksum in the header, and its value while it is computed.
+
+The header is written without spaces.
+"""
 
 READ = 2**22
-"""Bytes that are read at once for the checksum."""
+"""Bytes to read at once for the checksum."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -53,7 +55,7 @@ class Parts:
 
 
 def _pieces(x: Array | Parts) -> Iterator[Array]:
-    """Iterate over the matrices of an array in their order in memory."""
+    """Iterate over the matrices of an array in memory order."""
     if isinstance(x, Parts):
         yield from x.pieces()
         return
@@ -64,8 +66,8 @@ def _pieces(x: Array | Parts) -> Iterator[Array]:
 def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
     """Write a file whole or not at all; an older one stays until it is complete.
 
-    In the metadata is a checksum, the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
-    for a dtype that the format has no name for.
+    The metadata has a checksum, the CRC-32 of all bytes with its own digits as zeros. Raises TypeError for a dtype that
+    the format lacks.
     """
     for name, x in arrays.items():
         if x.dtype not in NAMES:
@@ -100,9 +102,9 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
 
 
 def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
-    """Raise ValueError unless the file has its checksum.
+    """Raise ValueError unless the file matches its checksum.
 
-    text: the bytes that were read from it already.
+    text: the bytes that were already read from it.
     """
     found = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
     while piece := file.read(READ):
@@ -114,8 +116,8 @@ def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
 def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the arrays, mapped into memory and read-only, and the metadata.
 
-    A file with a checksum is read once as a whole. Raises OSError if the file cannot be read, ValueError if it is not a
-    whole safetensors file, or not the one that was written.
+    A file with a checksum is read once as a whole. Raises OSError if the file cannot be read. Raises ValueError if it
+    is not a whole safetensors file, or does not match its checksum.
     """
     with needed_for(f"{path}"):
         from safetensors import SafetensorError, safe_open

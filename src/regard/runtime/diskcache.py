@@ -31,7 +31,7 @@ except ImportError:
 
 DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(
     os, "geteuid"
-)  # Windows has no descriptors of directories, and no owners
+)  # Windows has neither descriptors of directories nor owners
 FLAGS = 0
 for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # O_NONBLOCK: never wait for a pipe
     FLAGS |= getattr(os, _name, 0)
@@ -70,7 +70,7 @@ def directory() -> Path | None:
 def read(path: Path) -> bytes | None:
     """Return the contents of a cached file.
 
-    None if there is none, if it is not whole, or if others could have changed it.
+    None if it does not exist, if it is not whole, or if others could have changed it.
     """
     try:
         with _opened(path.parent) as folder, os.fdopen(_open(path, os.O_RDONLY, folder), "rb") as file:
@@ -88,7 +88,7 @@ def read(path: Path) -> bytes | None:
 def write(path: Path, content: bytes, first: bool = False) -> None:
     """Write a file for later processes; errors of the disk are ignored.
 
-    first: a whole file that another process wrote meanwhile stays.
+    first: keep a whole file that another process wrote meanwhile.
     """
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -116,9 +116,9 @@ def _digest(name: str, content: bytes) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Open a directory that nobody else may write to.
+    """Open a directory that no one else may write to.
 
-    Yields None where there are no such descriptors.
+    Yields None on systems without such descriptors.
     """
     if not DESCRIPTORS:
         _check(path, os.lstat(path), stat.S_ISDIR)
@@ -158,7 +158,7 @@ def _check(path: Path, found: os.stat_result, expected: Callable[[int], bool]) -
 
 
 def _warn(folder: Path, reason: str) -> None:
-    """Warn once for each directory, also where the warning is an error."""
+    """Warn once for each directory, even if the warning is an error."""
     if folder not in _warned:
         _warned.add(folder)
         hint = "REGARD_CACHE names another directory, or is off"

@@ -1,8 +1,8 @@
 """Processes made by `fork`, which can use this package like their parent.
 
-A child has one thread. A lock that another thread of the parent held at that moment is never released in the child, and
-a change in progress is never finished. So locks of this package are made anew in a child, and `fork` waits while
-another thread imports one of its modules or is inside of LLVM.
+A child has one thread. If another thread of the parent held a lock at the fork, it is never released in the child, and
+a change in progress is never finished. So locks of this package are made anew in a child. `fork` waits while another
+thread imports one of its modules or is inside of LLVM.
 """
 
 import _imp
@@ -20,15 +20,15 @@ IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that calls impo
 _renewed: dict[int, tuple[ref[Any], dict[str, Callable[[], Any]]]] = {}
 _held: list[AbstractContextManager[Any]] = []
 _local = threading.local()
-# The locks of modules that are being imported, by name. Python makes its own lock for all imports anew in a child, but
-# not those of modules. No import begins while another thread has the lock for all.
+# The locks of modules that are being imported, by name. Python renews its global import lock in a child, but not those
+# of modules. No import begins while another thread holds the global lock.
 _importing: dict[str, Any] = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
     """Return make(), and call it again in a child process.
 
-    Its result is the attribute `name` of a module or an object.
+    name: the attribute of `owner`, a module or an object, that holds the result.
     """
     key = id(owner)
     if key not in _renewed:
@@ -38,7 +38,7 @@ def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
 
 
 def held(lock: AbstractContextManager[Any]) -> None:
-    """Have `fork` wait until it has this lock.
+    """Make `fork` wait for this lock, and hold it during the fork.
 
     The lock is reentrant, and no other is taken inside of it.
     """
@@ -92,7 +92,7 @@ if hasattr(os, "register_at_fork"):
 class cached_property(Generic[T]):
     """A property computed once, as `functools.cached_property` of Python 3.12.
 
-    That of 3.11 has a lock for each property of a class, which threads wait for and a child may find locked.
+    That of 3.11 has a lock for all instances. Threads wait for it, and a child may find it locked.
     """
 
     def __init__(self, function: Callable[[Any], T]):

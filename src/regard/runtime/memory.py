@@ -1,10 +1,10 @@
 """Arrays on huge pages, pooled for later calls.
 
-The first thread to write to a new page waits for the system: for 4 KiB 1 to 16 µs, and longer while others wait for
-theirs (backward on two threads was no faster than on one). So a large array begins on a page of 2 MiB where the system
-has such, and up to POOLED bytes of dropped arrays are reused for arrays of their size. All but the last WARM of them
-are released lazily (MADV_FREE): the system may take their pages. `tracemalloc` counts arrays that callers hold, as it
-does for NumPy. REGARD_POOL=off returns dropped memory to the system at once.
+The first thread to write to a new page waits for the system: 1 to 16 µs for 4 KiB, and longer while other threads wait
+too. (Backward on two threads was no faster than on one.) So a large array begins on a page of 2 MiB where the system
+has such. Up to POOLED bytes of dropped arrays are reused for arrays of their size. All but the last WARM of them are
+released lazily (MADV_FREE): the system may take their pages. `tracemalloc` counts arrays that callers hold, as it does
+for NumPy. REGARD_POOL=off returns dropped memory to the system at once.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -36,7 +36,7 @@ _track.argtypes, _untrack.argtypes = (c_uint, c_size_t, c_size_t), (c_uint, c_si
 class PoolBlock:
     """Pages for an array.
 
-    length: bytes. first: offset of the first huge page from the address. whole: bytes from there on that should be huge
+    length: bytes. first: offset of the first huge page from the address. whole: bytes from there on to put on huge
     pages.
     """
 
@@ -51,7 +51,7 @@ class PoolBlock:
 
 
 class _Lease(ref[Array]):
-    """A block owned by an array until it and all views of it are gone."""
+    """A reference that owns an array's block until the array and its views are gone."""
 
     __slots__ = ("block", "pooled")
     block: PoolBlock
@@ -68,7 +68,7 @@ _leases: dict[int, _Lease] = {}
 def empty(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
     """Return an array as from `np.empty`.
 
-    Large arrays, and any that are to be `aligned`, begin on a cache line.
+    Large arrays begin on a cache line, and with `aligned` all do.
     """
     return _array(np.empty, shape, np.dtype(dtype), aligned)
 
@@ -93,7 +93,7 @@ def _array(make: Any, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: boo
 def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: bool) -> Array:
     """Return an array that begins on a huge page."""
     keep = pooled()
-    whole = (size + PAGE // 2) // PAGE * PAGE  # a last page less than half full is made of small ones
+    whole = (size + PAGE // 2) // PAGE * PAGE  # a last huge page less than half full becomes small ones
     length = PAGE + max(whole, size + -size % mmap.PAGESIZE)
     block, used = _taken(length), True
     if block is None:
@@ -126,7 +126,7 @@ def _mapped(length: int) -> mmap.mmap:
 
 
 def _taken(length: int) -> PoolBlock | None:
-    """Take a block of this length out of the pool; None if there is none."""
+    """Take a block of this length out of the pool, if there is one."""
     for blocks in (_warm, _released):
         for block in reversed(tuple(blocks)):
             if block.length == length:
@@ -146,7 +146,7 @@ def _returned(lease: _Lease) -> None:
 
 
 def _release() -> None:
-    """Release blocks lazily that are no longer warm; drop those beyond POOLED bytes."""
+    """Release the blocks beyond WARM lazily, and drop those beyond POOLED bytes."""
     while sum(block.length for block in tuple(_warm)) > WARM:
         with suppress(IndexError):
             block = _warm.popleft()  # first, so that no other thread takes it

@@ -1,6 +1,6 @@
 """Memory and processors, within the limits of a Linux control group.
 
-Each is read once, when it is first needed: a limit that changes later is not seen.
+Each is read once, on first use; later changes of a limit are not seen.
 """
 
 import os
@@ -16,7 +16,7 @@ GROUPS = Path("/sys/fs/cgroup")
 def memory() -> tuple[int, str] | None:
     """Return the bytes of memory, and the source of that limit.
 
-    The source is "this machine" or "its control group". None where neither is known.
+    The source is "this machine" or "its control group". None if neither is known.
     """
     found: list[tuple[int, str]] = []
     try:
@@ -34,7 +34,7 @@ def memory() -> tuple[int, str] | None:
 
 @cache
 def quota() -> int | None:
-    """Return the processors that a control group's quota is worth, rounded up, or None."""
+    """Return the CPU quota of a control group in processors, rounded up, or None."""
     found = []
     for group, unified in _groups("cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")

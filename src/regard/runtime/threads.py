@@ -1,8 +1,9 @@
 """Threads of a call, and work spread over them with the same bits.
 
-Helper threads wait, each at a queue of its own, so that waking one costs a few microseconds. There are at most as many
-as one call has asked for beside its own thread; where others keep them busy, a call does its work alone. Calls from a
-framework run on its own threads instead, which spin after an operation on the cores that helpers would need.
+Each idle helper thread waits at a queue of its own, so that waking it costs a few microseconds.
+There are at most as many helpers as one call has asked for. If others keep them busy, a call does
+its work alone. Calls from a framework run on its own threads instead, which spin after an operation
+on the cores that helpers would need.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -42,9 +43,9 @@ _limit: Any = None
 def set_num_threads(n: int) -> None:
     """Use at most n threads in every later call. Results have the same bits for any n.
 
-    Until it is called, OMP_NUM_THREADS says how many; else as many as processors that this process
-    may run on, but not more than the CPU quota of its control group is worth, rounded up and read
-    once.
+    Until it is called, OMP_NUM_THREADS sets the number. Its default is the number of processors
+    that this process may run on. The CPU quota of its control group limits that, rounded up and
+    read once.
 
     >>> import regard
     >>> regard.set_num_threads(2)
@@ -56,8 +57,9 @@ def set_num_threads(n: int) -> None:
 def num_threads() -> int:
     """Return the number of threads that a call may use.
 
-    Set by `set_num_threads`, else by OMP_NUM_THREADS, else the processors that this process may run on. A CPU quota of
-    its control group, as containers have, limits these to quota / period, rounded up. In a browser it is 1.
+    It is set by `set_num_threads`, else by OMP_NUM_THREADS, else it is the number of processors
+    that this process may run on. A CPU quota of its control group, as containers have, limits that
+    to quota / period, rounded up. In a browser it is 1.
     """
     if _chosen is not None:
         return _chosen
@@ -82,11 +84,11 @@ class ThreadTeam(Protocol):
         """
 
     def run(self, work: Callable[[], None], members: int) -> None:
-        """Run work(), a function in Python, likewise."""
+        """Run a Python function work() in the same way."""
 
 
 def on_team(team: ThreadTeam) -> Callable[[F], F]:
-    """Decorate a function so that work which is spread inside of it runs on this team."""
+    """Decorate a function to run the work that it spreads on a team."""
 
     def decorate(function: F) -> F:
         @wraps(function)
@@ -113,10 +115,10 @@ def team_for(threads: int) -> tuple[ThreadTeam | None, int]:
 
 
 def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
-    """Call work(task) for each task, begun in order, on at most `threads` threads.
+    """Call work(task) for each task, started in order, on at most `threads` threads.
 
-    The calling thread is one of them. After an error no more tasks begin, and the first error is raised when those
-    begun have ended. May be called from many threads at once, and by `work` itself.
+    The calling thread is one of them. After an error no more tasks start. The first error is raised
+    when the running ones have ended. May be called from many threads at once, and by `work` itself.
     """
     threads = min(threads, len(tasks))
     if threads <= 1:
@@ -144,7 +146,7 @@ def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
 
 
 def spread_numpy(work: Callable[[T], None], tasks: Iterable[T], threads: int) -> None:
-    """`spread` for work that NumPy does: BLAS on one thread each, warnings off.
+    """Spread work that NumPy does: BLAS on one thread each, warnings off.
 
     −∞ and NaN are ordinary numbers to attention: a masked score, a value that must be seen.
     """
@@ -175,7 +177,7 @@ class _WorkQueue:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Begin no more tasks; `spread` raises the first such error."""
+        """Start no more tasks; `spread` raises the first such error."""
         if self.error is None:
             self.error = error
 
@@ -195,7 +197,8 @@ class _WorkQueue:
     def close(self) -> None:
         """Let no more helpers in, and wait until those inside have left.
 
-        They use the caller's memory: what a signal's handler raises meanwhile is an error like any other, raised then.
+        They use the caller's memory. An exception from a signal's handler meanwhile is recorded,
+        and raised afterwards.
         """
         while True:
             try:
@@ -255,7 +258,8 @@ class _Helper:
     def avoid(self, core: int) -> None:
         """Run on other cores than the caller's.
 
-        Where another library's threads spin on theirs, Linux wakes helpers on the caller's, and leaves them there.
+        While another library's threads spin on those, Linux wakes helpers on the caller's core, and
+        leaves them there.
         """
         if core != self.avoided_core and self.number is not None:
             others = os.sched_getaffinity(0) - {core}
@@ -313,14 +317,15 @@ class _ScratchMemory:
 
 
 class Scratch:
-    """Memory of one call, `size` bytes for each thread that asks for its `address`.
+    """Memory of one call, `size` bytes for each thread that requests its `address`.
 
-    It begins on a cache line. A thread caches its memory for later calls, which find it mapped and in cache.
+    It begins on a cache line. A thread caches its memory for later calls, which find it mapped and
+    in cache.
     """
 
     def __init__(self, size: int):
         self.size = size
-        self.held: list[_ScratchMemory] = []  # keeps memory alive that a nested call replaces
+        self.held: list[_ScratchMemory] = []  # keeps memory alive if a nested call replaces it
 
     @property
     def address(self) -> int:
@@ -343,9 +348,9 @@ class Scratch:
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread while any call is inside.
 
-    The way in which BLAS splits a product over threads changes its bits. The limit is the process's, so it is set by
-    the first call to enter and lifted by the last one to leave. Without threadpoolctl there is none, and a call may use
-    one thread: ModuleNotFoundError for more.
+    Bits depend on how BLAS splits a product over threads. The limit is the process's, so the first
+    call to enter sets it, and the last to leave lifts it. Without threadpoolctl there is no limit,
+    and a call may use one thread only: ModuleNotFoundError for more.
     """
     global _inside, _limit
     blas = _blas()

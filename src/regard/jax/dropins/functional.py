@@ -40,7 +40,7 @@ def dot_product_attention(
 ) -> Any:
     """Compute attention as `jax.nn.dot_product_attention` does, with its signature.
 
-    Serves as Flax's `attention_fn` too. In O(n) memory, forward and backward, with every
+    It serves as Flax's `attention_fn` too. O(n) memory, forward and backward, with every
     derivative. Letters: B batch, T queries, S keys, N query heads, K key-value heads (N a multiple
     of K), H features.
 
@@ -48,27 +48,26 @@ def dot_product_attention(
         query: (B, T, N, H) or (T, N, H); more leading dimensions too.
         key: (B, S, K, H) or (S, K, H).
         value: as key; the features may differ in number.
-        bias: added to the logits; numbers of any kind that broadcast to (B, N, T, S).
+        bias: added to the logits; numbers of any type that broadcast to (B, N, T, S).
         mask: booleans that broadcast to (B, N, T, S), True = attend.
-        scale: of the logits, 1/√H unless given; a number or an array that broadcasts to (B, K, T,
-            S), by which all heads of a group are multiplied. Arrays may be traced, and
-            differentiate.
+        scale: factor of the logits, by default 1/√H. A number, or an array that broadcasts to
+            (B, K, T, S), shared by the heads of a group. Arrays may be traced and differentiated.
         is_causal: key s is seen by the queries t ≥ s, counted from the first of each.
         query_seq_lengths: int32 (B,); later queries give 0.
         key_value_seq_lengths: int32 (B,); later keys are masked.
         local_window_size: (left, right), or one number for both: query t sees the keys t − left ≤ s
-            ≤ t + right, which may be negative.
-        implementation: None for the best engine; "xla" computes by XLA; "cudnn" is not here.
+            ≤ t + right. Both may be negative.
+        implementation: None for the best engine; "xla" computes by XLA; "cudnn" is not supported.
         return_residual: also return the log-sum-exp of the logits, (B, T, N), without a gradient.
         dropout_rng, dropout_rate, broadcast_dropout, deterministic, dtype, precision, module: what
             Flax passes to an `attention_fn`. A mask may then be of any dtype. `broadcast_dropout`
             drops the same weights in every batch element and head, which are then computed one
-            after the other. `precision` asks for nothing: products are exact to the dtype. `module`
+            after the other. `precision` has no effect: products are exact to the dtype. `module`
             must be None.
 
     Returns:
-        (B, T, N, H), or with `return_residual` a pair. A query whose keys are all masked gives the
-        mean of all values, as jax.nn has it.
+        (B, T, N, H), or with `return_residual` a pair. A query with masked keys only gives the mean
+        of all values, as in jax.nn.
 
     Raises:
         ValueError: for shapes and dtypes that do not fit, as jax.nn; TypeError, ValueError of
@@ -130,7 +129,10 @@ def _attend(
     query: Any, key: Any, value: Any, *, bias: Any = None, mask: Any = None, q_len: Any = None, k_len: Any = None,
     factors: Any = None, window: tuple[Any, Any] | None, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return output (..., T, N, H) and lse (..., T, N); factors: see `_factors`."""
+    """Return output (..., T, N, H) and lse (..., T, N).
+
+    factors: see `_factors`.
+    """
     lead, (T, N), K = query.shape[:-3], query.shape[-3:-1], key.shape[-2]
     group = N // K
     rules = None if mask is None else as_mask(mask)
@@ -172,7 +174,7 @@ def _attend(
 
 
 def _each(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """Apply `_attend` to each batch element and head: all drop the same weights."""
+    """Apply `_attend` to each batch element and head, to drop the same weights in all."""
     query, K = arrays["query"], arrays["key"].shape[-2]
     lead, (T, N, _) = query.shape[:-3], query.shape[-3:]
     B, G = math.prod(lead), N // K
@@ -207,9 +209,9 @@ def _each(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _factors(scale: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array scale as (B, K, T, S), each of which may be 1.
+    """Return an array scale as (B, K, T, S), or 1 in place of any of these.
 
-    jax.nn multiplies the logits of a group by it.
+    As in jax.nn, it multiplies the logits of a whole group.
     """
     x = _four(scale)
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)):

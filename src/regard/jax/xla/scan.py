@@ -7,8 +7,8 @@ Each query has three sums over keys, for a shift m that may be any number:
 
     l = Σ_j exp(S − m)      O = Σ_j exp(S − m) D V      e = Σ_j exp(S − m) (S − m)
 
-Forward takes the running maximum for m. Derivatives take lse, which is known by then: the sums are then plain sums over
-blocks, which JAX differentiates to any order. `jax.checkpoint` computes the scores of a block again.
+Forward takes the running maximum for m. Derivatives take lse, which is known by then. The sums are then plain sums over
+blocks, which JAX differentiates to any order. `jax.checkpoint` recomputes the scores of a block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from regard.jax.xla.values import RuleIndices, evaluate, keep_mask, seed_of, set
 Arrays = dict[str, Any]
 Sums = tuple[Any, Any, Any]
 BLOCK = 512
-checkpoint = partial(jax.checkpoint, prevent_cse=False)  # within a scan nothing is merged
+checkpoint = partial(jax.checkpoint, prevent_cse=False)  # a scan merges no common subexpressions
 
 
 def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
@@ -45,7 +45,7 @@ def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
     for n in reversed(range(len(task.sizes))):
 
         def now(axes: Sequence[int | None], n: int = n) -> int | None:
-            """Return the axis of the n-th `vmap` once those outside of it are gone."""
+            """Return the axis of the n-th `vmap` without those outside of it."""
             at, gone = axes[n], axes[:n]
             return None if at is None else at - sum(g is not None and g < at for g in gone)
 
@@ -57,7 +57,7 @@ def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
 
 
 def vmapped(function: Any, ins: tuple[int | None, ...], outs: list[int | None], size: int, *operands: Any) -> list[Any]:
-    """Apply `jax.vmap`; a gradient that lacks the axis is summed over it."""
+    """Apply `jax.vmap`; gradients of inputs without the axis are summed over it."""
     found = jax.vmap(function, ins, 0, axis_size=size)(*operands)
     return [
         x.sum(0, dtype=x.dtype) if at is None else jnp.moveaxis(x, 0, at) for x, at in zip(found, outs, strict=True)
@@ -158,7 +158,7 @@ class Blocks:
         return self.transposed(name, a.reshape(*self.lead, self.h, *a.shape[3:]))
 
     def dense(self, a: Any) -> Any:
-        """Return a mask or bias as (b, kv head, group, n_q, n_k), each of which may be 1."""
+        """Return a mask or bias as (b, kv head, group, n_q, n_k), or 1 for any of these."""
         a = a.reshape((1,) * (len(self.lead) + 3 - a.ndim) + a.shape)
         if any(size != 1 for size in a.shape[:-3]):
             a = jnp.broadcast_to(a, (*self.lead, *a.shape[-3:]))
@@ -210,7 +210,7 @@ class Blocks:
         return jnp.where(visible, S, 0), visible, at
 
     def terms(self, r: Any, t: Any, a: Arrays, scores: tuple[Any, Any, RuleIndices], shift: Any) -> Sums:
-        """Return what a block adds to the sums."""
+        """Return a block's contribution to the sums."""
         S, visible, at = scores
         shifted = jnp.where(visible, S - finite(shift)[..., None], 0)
         P = jnp.where(visible, jnp.exp(shifted), 0)
@@ -221,7 +221,7 @@ class Blocks:
         return P.sum(-1), visible_product(P * D, visible, a["value"]), (P * shifted).sum(-1)
 
     def over_queries(self, function: Callable[[Any, Arrays], Any], **more: Any) -> Any:
-        """Return function(r, arrays) of every block of queries, put together along axis 3."""
+        """Return function(r, arrays) of every block of queries, joined along axis 3."""
         arrays = self.arrays | more
         axes = {n: 3 for n in arrays if n not in ("key", "value")}
         _, found = scan(lambda _, r, a: (None, function(r, a)), None, arrays, axes, self.rows, self.n_q)
@@ -257,7 +257,7 @@ class Blocks:
         return self.outputs(rescaled(sums, m, top), top)
 
     def sums(self, lse: Any) -> Sums:
-        """Return the sums for the shift `lse`, which does not vary; differentiable."""
+        """Return the sums for the constant shift `lse`; differentiable."""
 
         @checkpoint
         def query_block(r: Any, a: Arrays) -> Any:
@@ -338,7 +338,7 @@ def rescaled(sums: Sums, shift: Any, new: Any) -> Sums:
 
 
 def finite(shift: Any) -> Any:
-    """Return a shift, 0 for the −∞ of a query that sees nothing."""
+    """Return a shift, with 0 for the −∞ of a query that sees nothing."""
     return jnp.where(shift == -jnp.inf, 0, shift)
 
 
@@ -357,7 +357,7 @@ def nan_rows(x: Any) -> Any:
 
 
 def visible_product(weight: Any, visible: Any, v: Any) -> Any:
-    """Return weight @ v over the visible pairs: what is hidden never makes 0 · NaN."""
+    """Return weight @ v over the visible pairs; hidden ones never give 0 · NaN."""
     plain = product("bkgij,bkjc->bkgic", weight, finite_or_zero(v))
 
     def nonfinite(plain: Any) -> Any:

@@ -18,7 +18,7 @@ Tables = tuple[Any, ...]
 
 @contextmanager
 def promotion() -> Iterator[None]:
-    """Set NumPy's promotion of ranks and dtypes, whatever the caller has set."""
+    """Set NumPy's promotion of ranks and dtypes, regardless of the caller's settings."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -33,7 +33,7 @@ def settings() -> Iterator[None]:
 class RuleIndices(NamedTuple):
     """The absolute indices of a rule, int64, which broadcast together, and its arrays.
 
-    others: its integer and boolean tables by slot, None where there is a float one. dense: its dense arrays, there.
+    others: integer and boolean tables by slot, None for a float table. dense: the block of each dense array.
     """
 
     b: Any
@@ -107,8 +107,8 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: RuleI
 def value(text: str, node: Node, s: Any, tables: Tables, at: RuleIndices, visible: Any) -> Any:
     """Evaluate an expression in the score s, broadcast to its shape.
 
-    Differentiable in s and in its float tables. Derivatives are 0 where `visible` is not set or the value is −∞,
-    whatever the rule's own are there.
+    It is differentiable in s and in float tables. Derivatives are 0 where `visible` is not set or the value is −∞,
+    whatever those of the rule are.
     """
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
@@ -149,7 +149,10 @@ def keep_mask(p: float, seed: Any, at: RuleIndices) -> Any:
 
 
 def seed_of(static: int | None, x: Any) -> Any:
-    """Return the seed as uint64: given, or an operand of two 32-bit integers or one."""
+    """Return the seed as uint64.
+
+    static: the seed, or None for an operand x of one integer, or of two 32-bit ones.
+    """
     if static is not None:
         return jnp.asarray(np.uint64(static))
     if x.ndim:
