@@ -4,6 +4,6 @@
 |---|---|
 | `values` | checks of single arguments; the names that options of other libraries have here |
 | `frameworks` | arrays of PyTorch and JAX: recognized without an import, dispatched to their adapter |
-| `packages` | what names a missing package |
-| `signatures` | signatures as `help` shows them; answers to unknown options |
+| `packages` | errors that name a missing package |
+| `signatures` | signatures as `help` shows them; errors for unknown options |
 """

@@ -20,9 +20,9 @@ _plain = {np.ndarray, type(None), bool, int, float, str}
 class Namespace(NamedTuple):
     """Functions of one framework, for formulas that serve all frameworks.
 
-    xp: the module with NumPy's functions. hollow(name, x): a NumPy array of the shape and dtype of x for checks, or
-    a TypeError that names it. cast(x, dtype): x in a NumPy dtype. constant(x): x without a derivative. like(a, x): a
-    NumPy array as an array beside x.
+    xp: the module with NumPy's functions. hollow(name, x): a NumPy array of the shape and dtype of x for checks, or a
+    TypeError that names it. cast(x, dtype): x in a NumPy dtype. constant(x): x without a derivative. like(a, x): a
+    NumPy array as an array of x's framework and device.
     """
 
     xp: Any
@@ -36,16 +36,16 @@ NUMPY = Namespace(np, lambda name, x: x, lambda x, dtype: x.astype(dtype, copy=F
 
 
 def plain(kind: C) -> C:
-    """Register a type whose values are no arrays of another framework."""
+    """Register a type whose values never are arrays of another framework."""
     _plain.add(kind)
     return kind
 
 
 def adapter(*values: object) -> Any:
-    """Return the adapter of a framework that has an array among the values, or None.
+    """Return the adapter of a framework with an array among the values, or None.
 
-    A framework that the caller has not imported has no arrays, so none is imported to find out. None is asked about
-    values of plain types: in cold caches that takes longer than anything else before a kernel.
+    A framework that the caller has not imported has no arrays, so none is imported to find out. Values of plain types
+    are skipped: in cold caches, asking takes longer than anything else before a kernel.
     """
     others = [value for value in values if type(value) not in _plain]
     if not others:
@@ -71,7 +71,7 @@ def compiling() -> bool:
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function of NumPy arrays; calls on other arrays go to their adapter.
+    """Decorate a function of NumPy arrays to send other arrays to their adapter.
 
     The adapter has a function of the same name.
     """

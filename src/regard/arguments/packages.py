@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PACKAGES = ("llvmlite", "ml_dtypes", "rich", "safetensors", "starlette", "uvicorn")
-"""Packages that pip installs with regard, and that other Pythons may lack, such as one in a browser."""
+"""Packages that pip installs with regard, but a browser's Python may lack."""
 
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Say what needs a package that is missing.
+    """Name the call that needs a missing package.
 
-    Raises ModuleNotFoundError with its name, in place of the one that an import inside raises.
+    A ModuleNotFoundError with that name replaces the one that an import inside raises.
     """
     try:
         yield

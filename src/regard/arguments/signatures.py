@@ -41,7 +41,7 @@ class Listed(inspect.Signature):
 
 
 def listed(*functions: Any) -> None:
-    """Give functions, and the methods of classes, the signatures that `help` shows."""
+    """Give functions, and the methods of classes, signatures in the form of `help`."""
     for function in functions:
         if isinstance(function, type):
             if function.__module__.startswith("regard"):
@@ -60,7 +60,7 @@ def _source(annotation: Any) -> Any:
 
 
 def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> Callable[[F], F]:
-    """Decorate a function whose `**options` go to another one.
+    """Decorate a function that passes its `**options` to another one.
 
     Its signature lists the options of that one.
     """
@@ -78,7 +78,7 @@ def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> C
 
 
 def named(function: F, *, made: Collection[str] = ()) -> F:
-    """Decorate a function to answer an unknown option with the one that was meant.
+    """Decorate a function to suggest the intended option for an unknown one.
 
     made: as in `hint`.
     """

@@ -64,7 +64,7 @@ ELSEWHERE = {
     "kdim": "key_dim=",
     "vdim": "value_dim=",
 }
-"""The options of other libraries, and what they are here."""
+"""Options of other libraries, and their names here."""
 
 
 def unknown(
@@ -82,9 +82,8 @@ def unknown(
 def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
     """Return the end of the error for an unknown argument.
 
-    It has the argument's name here, or one spelled alike.
-
-    made: for a method, the options of the constructor.
+    It suggests the argument's name here, or one with a similar spelling. made: for a method, the options of the
+    constructor.
 
     >>> hint("casual", ["causal", "mask"]), hint("is_causal", ["causal"]), hint("x", ["causal"])
     ("; did you mean 'causal'?", '; here it is causal=', '')
@@ -111,7 +110,7 @@ def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
 def shown(x: object) -> str:
     """Return the repr of a value for a message.
 
-    Its type where it has none, as an int of more than 4,300 digits.
+    For values without one, such as ints of more than 4,300 digits, it is their type.
     """
     try:
         return repr(x)
@@ -145,18 +144,18 @@ LIBRARIES = {
     "tinygrad": ("tinygrad", ".numpy()"),
     "xarray": ("xarray", ".to_numpy()"),
 }
-"""By the package of their type: libraries whose arrays are not served, and what makes NumPy's of them."""
+"""Libraries of unsupported arrays, by package, and how to convert them to NumPy."""
 
 
 def type_name(value: object) -> str:
-    """Return the type of a value, as messages name it."""
+    """Return the name of a value's type for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def array_type(value: object, otherwise: str = "") -> str:
-    """Return the type of an unsupported array, as messages name it.
+    """Return the type of an unsupported array for messages.
 
-    For a known library, with the function that converts it.
+    For a known library, it includes the function that converts it.
     """
     library = LIBRARIES.get(type(value).__module__.partition(".")[0])
     if library is None:

@@ -1,4 +1,4 @@
-"""Positions of tokens as numbers: for embeddings, for queries and keys, for scores.
+"""Positions of tokens as numbers for embeddings, queries and keys, and scores.
 
 =================  ==========================  =====================================================================
 function           used on                     source

@@ -9,13 +9,11 @@ from regard.arguments import values
 
 
 def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
-    """Return ALiBi's slope of each head, to subtract slope · |i - j|.
+    """Return ALiBi's slope of each head, to subtract slope · |i - j| from scores.
 
-    Press et al. 2022.
-
-    (num_heads,) float32, all positive. A power of two h gives 2^(-8k/h) for k = 1, ..., h. Any
-    other number takes the slopes of the power of two below it, then every second one of the power
-    of two above, as the paper's code does.
+    Press et al. 2022. (num_heads,) float32, all positive. A power of two h gives 2^(-8k/h) for k =
+    1, ..., h. Any other number takes the slopes of the power of two below it, then every second one
+    of the power of two above, as the paper's code does.
 
     Raises:
         ValueError: for num_heads < 1.

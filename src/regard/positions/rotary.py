@@ -1,4 +1,4 @@
-"""Rotary encodings, which rotate pairs of features, and scalings for longer contexts."""
+"""Rotary encodings of pairs of features, and scalings for longer contexts."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -41,9 +41,10 @@ class LinearScaling:
 class NTKScaling:
     """NTK-aware interpolation: base · factor^(d/(d-2)).
 
-    So only the slowest frequency is divided by `factor`. Published by bloc97 in 2023; see section
-    3.1 of https://arxiv.org/abs/2309.00071. The dynamic form is this one with factor = s · n /
-    n_trained - (s - 1), for the s of the model's configuration and n > n_trained positions."""
+    Only the slowest frequency is divided by the whole `factor`. Published by bloc97 in 2023; see
+    section 3.1 of https://arxiv.org/abs/2309.00071. The dynamic form has factor = s · n / n_trained
+    - (s - 1), for the s of the model's configuration and n > n_trained positions.
+    """
 
     factor: float
 
@@ -60,10 +61,11 @@ class YaRNScaling:
     """YaRN: slow frequencies are interpolated, fast ones stay.
 
     Peng et al. 2023, https://arxiv.org/abs/2309.00071. A frequency that turns more than `beta_fast`
-    times within `original_length` positions is kept, one that turns less than `beta_slow` times is
-    divided by `factor`; in between a ramp, linear in the feature, whose ends are rounded to whole
-    features outwards unless `truncate` is False. The rotated features are multiplied by
-    `attention_factor`, by default 0.1 ln(factor) + 1 (1 for factor ≤ 1)."""
+    times within `original_length` positions stays. One that turns less than `beta_slow` times is
+    divided by `factor`. In between is a ramp, linear in the feature. Its ends are rounded outwards
+    to whole features unless `truncate` is False. The rotated features are multiplied by
+    `attention_factor`, by default 0.1 ln(factor) + 1 (1 for factor ≤ 1).
+    """
 
     factor: float
     original_length: int
@@ -99,9 +101,10 @@ class YaRNScaling:
 class Llama3Scaling:
     """Llama 3.1's scaling: as YaRN, with a ramp that is linear in the frequency.
 
-    Kept: more than `high_freq_factor` turns within `original_length` positions; divided by
-    `factor`: fewer than `low_freq_factor`. Source: `apply_scaling` in Meta's llama-models;
-    parameters as in the models' configurations."""
+    More than `high_freq_factor` turns within `original_length` positions: the frequency stays.
+    Fewer than `low_freq_factor` turns: it is divided by `factor`. Source: `apply_scaling` in Meta's
+    llama-models; parameters as in the models' configurations.
+    """
 
     factor: float
     original_length: int
@@ -125,7 +128,9 @@ class Llama3Scaling:
 def rope_frequencies(d: int, *, base: float = 10000.0, scaling: Scaling | None = None) -> NDArray[np.float64]:
     """Return the angular frequencies of `rope`: base^(-2a/d), then `scaling`.
 
-    (d/2,) float64, in radians per position. Raises:
+    (d/2,) float64, in radians per position.
+
+    Raises:
         ValueError: for an odd or non-positive d, or base ≤ 1.
 
     >>> rope_frequencies(4)
@@ -156,7 +161,7 @@ def rope(
 
         (x[h,i,a], x[h,i,a'])  ←  (x[h,i,a] cos - x[h,i,a'] sin,  x[h,i,a'] cos + x[h,i,a] sin)
 
-    Dot products of rotated queries and keys depend on positions through their differences alone.
+    Dot products of rotated queries and keys depend only on the differences of positions.
 
     Args:
         x: (..., h, n, d), or one head (n, d); float16, bfloat16, float32 or float64.
@@ -165,8 +170,7 @@ def rope(
         base: ω[a] = base^(-2a/dim), then `scaling`.
         pairing: "half" pairs a with a + dim/2 (GPT-NeoX, Llama), "interleaved" 2a with 2a + 1
             (RoFormer, GPT-J). Weights trained with one are wrong with the other.
-        dim: rotate the first `dim` features and pass the rest through (partial rotary); default
-            all.
+        dim: rotate the first `dim` features only (partial rotary); default all.
         scaling: for contexts longer than trained: `LinearScaling`, `NTKScaling`, `YaRNScaling`,
             `Llama3Scaling`, or any function (dim, base) -> (frequencies (dim/2,), factor on the
             rotated features).
@@ -174,8 +178,7 @@ def rope(
 
     Returns:
         An array of the shape and dtype of x. Angles are float64; 16-bit features are rotated in
-        float32. The transpose of this linear map, which takes its gradient, is `rope` at
-        -positions.
+        float32. The gradient of this linear map is `rope` at -positions, its transpose.
 
     Raises:
         TypeError: for anything but a NumPy array of a floating dtype.

@@ -1,4 +1,4 @@
-"""Sinusoidal encodings, which are added to embeddings."""
+"""Sinusoidal encodings, to add to embeddings."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -16,10 +16,9 @@ def sinusoidal(
 ) -> NDArray[Any]:
     """Make sinusoidal encodings, (n, d).
 
-    PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p).
-
-    p = i + offset and ω[a] = base^(-2a/d), as in Vaswani et al. 2017, section 3.5. For an odd d the
-    last sine has no cosine. Angles are float64 whatever `dtype` is.
+    PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p), with p = i + offset and ω[a] = base^(-2a/d),
+    as in Vaswani et al. 2017, section 3.5. For an odd d the last sine has no cosine. Angles are
+    float64 for any `dtype`.
 
     Raises:
         TypeError: for a `dtype` that is not floating.

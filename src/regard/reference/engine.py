@@ -30,7 +30,7 @@ def rounded(p: Problem, x: Outputs) -> Outputs:
 
 
 def of_product(p: Problem) -> Problem:
-    """Return the problem as engines have it: a metric's product with the query is its query."""
+    """Return the problem with the product of query and metric as its query."""
     return replace(p, factors=None)
 
 

@@ -9,12 +9,12 @@ It judges every engine, takes O(n²) time and memory, and imports nothing but Nu
     O = (P · D) V                       D = keep / (1 − p), the dropout
     H = −Σ_j P log P                    the entropy
 
-Read from the top: `terms` computes these lines; then come outputs and statistics, gradients, tangents, second
-derivatives, and last the parts that they are made of.
+Read from the top: `terms` computes these lines. Then come outputs and statistics, gradients, tangents, second
+derivatives, and last their parts.
 
 Indices: b batch (leading dimensions, row-major), h head, i query, j key, a feature of query and key, c feature of
 value. A name that begins with d is a gradient. In comments, a dot after a name is a tangent. Arrays are float64, or
-longdouble where float64 itself is judged.
+longdouble to judge float64 itself.
 """
 
 from collections.abc import Mapping
@@ -152,7 +152,10 @@ def mass(p: Problem, P: Array, rule: Mask) -> Array:
 
 
 def renyi(p: Problem, alpha: float, real: Real = np.float64) -> Array:
-    """Return the Rényi entropy log(Σ_j P^alpha / Σ_j P) / (1 − alpha), (..., h, n_q), or its limits at 1 and ∞."""
+    """Return the Rényi entropy (..., h, n_q): log(Σ_j P^alpha / Σ_j P) / (1 − alpha).
+
+    At 1 and ∞ it is the limit.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real)
         total = f.P.sum(axis=-1)
@@ -168,9 +171,7 @@ def renyi(p: Problem, alpha: float, real: Real = np.float64) -> Array:
 
 
 def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
-    """Pool P into a map of `rows` × `cols` bins.
-
-    No more bins than queries and keys.
+    """Pool P into a map of `rows` × `cols` bins, but no more than queries and keys.
 
     "mass" is the mean over queries of the sum over keys, "max" the largest weight.
     """
@@ -240,7 +241,7 @@ def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array
 
 
 def through(f: Terms, node: Node | None, dS: Array) -> Array:
-    """Return dS · node for a derivative of the score rule; None is no rule, so 1."""
+    """Return dS · node, where node is a derivative of the score rule; None means 1."""
     return dS if node is None else np.where(f.visible, dS * evaluate_one(node, f.at, dS.shape), 0)
 
 
@@ -409,12 +410,15 @@ def projected(x: Array, M: Array) -> Array:
 
 
 def unprojected(g: Array, M: Array | None) -> Array:
-    """Return g Mᵀ, the gradient of x where g is that of x M; g itself without a metric."""
+    """Return g Mᵀ, the gradient of x from that of x M; g itself without a metric."""
     return g if M is None else projected(g, M.swapaxes(-1, -2))
 
 
 def metric_gradient(p: Problem, f: Terms, g: Array, x: Array | None = None) -> Array:
-    """Return Σ_i x g in the shape of the metric, over queries that see a key; x: the query unless given."""
+    """Return Σ_i x g in the shape of the metric, over queries that see a key.
+
+    x: by default the query.
+    """
     x = np.where(f.visible.any(axis=-1, keepdims=True), f.x if x is None else x, 0)
     assert p.metric is not None
     return collapse(einsum("bhia,bhic->hac", x, g), p.metric.shape)
@@ -461,9 +465,7 @@ def einsum(pattern: str, x: Array, y: Array) -> Array:
 def visible_einsum(pattern: str, weight: Array, x: Array, visible: Array) -> Array:
     """Compute `einsum(pattern, weight, x)` over visible pairs alone.
 
-    No masked pair makes 0 · NaN.
-
-    The pattern sums over the third index of x, which is j or i.
+    The pattern sums over the third index of x, which is j or i. No masked pair gives 0 · NaN.
     """
     bad = ~np.isfinite(x)
     total = einsum(pattern, weight, np.where(bad, 0, x))
@@ -479,7 +481,7 @@ def visible_einsum(pattern: str, weight: Array, x: Array, visible: Array) -> Arr
 
 
 def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
-    """Make the leading dimensions one, and repeat key-value heads for their queries.
+    """Merge the leading dimensions, and repeat key-value heads for their queries.
 
     keep: the number of trailing dimensions, 3 for (h, n, d).
     """
@@ -488,9 +490,9 @@ def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
 
 
 def unflatten(p: Problem, x: Array, like: Array | None) -> Array | None:
-    """Sum a gradient (b, h, ...) into the shape of its input `like`.
+    """Sum a gradient (b, h, ...) into the shape of its input.
 
-    The transpose of `flatten`.
+    It is the transpose of `flatten`. like: the input.
     """
     if like is None:
         return None
@@ -513,7 +515,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 def dropout_mask(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
     """Return True for each pair that dropout keeps.
 
-    Those are the pairs whose random bits reach the integer threshold ⌊p · 2³²⌋.
+    These have random bits of at least the integer threshold ⌊p · 2³²⌋.
     """
     return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
 

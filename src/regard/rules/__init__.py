@@ -10,7 +10,7 @@
 | `intervals`, `extremes` | interval arithmetic over index ranges; least and greatest entries of tables |
 | `bounds` | bounds: `classify`, `key_tiles`, `visible_tiles` |
 | `derivative` | derivatives: `partials`, `tangent`, and `scatter`, which sums gradients of tables |
-| `outside` | indices that leave a table with ``bounds="raise"`` |
+| `outside` | indices outside of a table with ``bounds="raise"`` |
 
 Read `masks`, `tracing` and `expression` first.
 """

@@ -19,8 +19,8 @@ BRANCH = 16  # tiles in a group, groups in a group of groups
 def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
     """Classify each tile of `ranges` as `NOTHING`, `MIXED` or `EVERYTHING` visible.
 
-    mask: boolean, or None for all. score: pairs that it gives -inf are hidden. A tile is `NOTHING` by its score only
-    where that is certain for every pair; `EVERYTHING` concerns the mask alone.
+    mask: boolean, or None for all. score: hides the pairs that it maps to -inf. It makes a tile `NOTHING` only if that
+    is certain for every pair; `EVERYTHING` depends on the mask alone.
 
     >>> from regard.rules import window
     >>> tiles = Ranges(i=(8, 11), j=(np.arange(0, 16, 4), np.arange(3, 16, 4)))
@@ -40,9 +40,9 @@ def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
 def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array]:
     """Return the visible key tiles of one query tile, ascending, and their classes.
 
-    ranges: of b, h and i; its j is not used. edges: int64 (tiles + 1,), tile t has the keys edges[t] to
-    edges[t + 1] - 1, at least one each. Groups of tiles are classified before the tiles in them, so that the work
-    grows with what is visible and with the logarithm of what is not.
+    ranges: of b, h and i; its j is not used. edges: int64 (tiles + 1,), tile t has the keys edges[t] to edges[t + 1] -
+    1, at least one each. Groups of tiles are classified before their tiles, so that the work grows with the visible
+    tiles and the logarithm of the others.
 
     >>> from regard.rules import window
     >>> key_tiles(window(100).node, None, Ranges(i=(4096, 4159)), np.arange(0, 32769, 64))
@@ -53,10 +53,10 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
 
 
 def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-    """Return the visible tiles of several query tiles, whose ranges.i are arrays.
+    """Return the visible tiles of several query tiles.
 
     ranges.i: arrays (query tiles,); else as in `key_tiles`. Returns for each visible tile the number of its query tile,
-    of its key tile, and its class, in rising order.
+    that of its key tile, and its class, in ascending order.
 
     >>> from regard.rules import causal
     >>> visible_tiles(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))

@@ -16,15 +16,15 @@ def t5_buckets(
 ) -> NDArray[np.int64]:
     """Return T5's bucket of each relative position (Raffel et al. 2020, section 2.1).
 
-    int64, of the shape of `offset`. Half of the buckets hold one distance each, the rest grow
-    geometrically up to `max_distance`, and beyond it everything shares the last one. Bidirectional:
-    the second half of all buckets is for keys after the query. Otherwise those share bucket 0 with
-    the query's own position.
+    int64, of the shape of `offset`. Half of the buckets hold one distance each. The rest grow
+    geometrically up to `max_distance`; everything beyond it shares the last one. Bidirectional: the
+    second half of all buckets is for keys after the query. Otherwise those share bucket 0 with the
+    query's own position.
 
     Args:
         offset: integers j - i, key minus query.
-        num_buckets: as many as the table has entries.
-        max_distance: the distance from which on nothing is told apart.
+        num_buckets: the number of entries of the table.
+        max_distance: the distance from which on all share the last bucket.
         bidirectional: True in T5's encoder, False in its decoder.
 
     With e distances of their own and m buckets beyond, distance n ≥ e lies in bucket e + ⌊m

@@ -3,10 +3,9 @@
 The derivative of an expression is an expression: `tangent` differentiates along directions, `partials` in the score
 and in each reading of a float table. Differentiating the result again gives second derivatives, mixed ones included.
 
-Convention where there is no derivative: ``where`` follows the branch that it takes, and the other one has no
-influence, whatever its derivative; ``minimum`` and ``maximum`` give all to their first operand if both are equal;
-that of ``absolute`` is the sign, 0 at 0; ``floor``, ``ceil``, ``rint``, ``trunc``, ``sign``, comparisons and casts
-to integers have derivative 0.
+Conventions where there is no derivative: ``where`` follows the branch that it takes, and the other one has no
+influence. ``minimum`` and ``maximum`` give all to their first operand if both are equal. That of ``absolute`` is the
+sign, 0 at 0. ``floor``, ``ceil``, ``rint``, ``trunc``, ``sign``, comparisons and casts to integers have derivative 0.
 """
 
 import math
@@ -141,9 +140,9 @@ def _differentiate(node: Node, leaf: Callable[[Node], Node]) -> Node:
 def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
     """Return the derivative of `node` along a direction.
 
-    The direction is "ds" in the score, and in each table the other one that `tables` maps it to; other tables are
-    constant. The result reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. The tangent
-    of a result of `partials` is a second derivative.
+    The direction is "ds" in the score, and in each table the one that `tables` maps it to. Other tables are constant.
+    The result reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. The tangent of a
+    result of `partials` is a second derivative.
 
     >>> from regard.rules import softcap, temperature
     >>> tangent(temperature(2.0).node)
@@ -162,7 +161,7 @@ def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
 
 
 def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
-    """Return the derivatives of `node` in the score and in each table reading.
+    """Return the derivatives of `node` in the score and in each reading of a table.
 
     A reading is a "gather" leaf.
 
@@ -179,7 +178,7 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
         for x in y.args:
             if x.kind == y.kind == "float":
                 users[x].append(y)
-    # A tangent passes unchanged through a run of sums that have no other user: `end` is the last of them. Without these
+    # A tangent passes unchanged through a run of sums without other users: `end` is the last of them. Without these
     # jumps, work on a sum of n readings would grow with n².
     end: dict[Node, Node] = {}
     for x in reversed(nodes):
@@ -209,7 +208,7 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
 
 
 def reading(leaf: Node, tables: Mapping[Table, Table]) -> Node:
-    """Return the reading of the table that `tables` maps a leaf's own table to."""
+    """Return a leaf's reading, of the table that `tables` maps its table to."""
     return make("gather", "float", leaf.args, tables[leaf.payload])
 
 

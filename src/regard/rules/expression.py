@@ -56,10 +56,8 @@ INT64 = np.iinfo(np.int64)
 class Node:
     """One value of an expression: an operation and its operands.
 
-    Equal expressions are one object.
-
-    op: an operation in `OPS`. args: its operands. kind: of its result. payload: the value of a ``number`` or
-    ``literal``, the `Table` of a ``gather``, the array of a ``dense``. cached: see `once`.
+    Equal expressions are one object. op: an operation in `OPS`. args: its operands. kind: of its result. payload: the
+    value of a ``number`` or ``literal``, the `Table` of a ``gather``, the array of a ``dense``. cached: see `once`.
     """
 
     op: str
@@ -122,7 +120,7 @@ def number(value: Any) -> Node:
 def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
     """List `nodes` and every node that they depend on, operands before users.
 
-    In order of first use. ends: the nodes whose operands are left out.
+    They are in order of first use. ends: tells which nodes' operands to leave out.
     """
     done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(list(nodes))]
@@ -139,7 +137,7 @@ def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: Fal
 
 
 def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
-    """Cache the results of a function with each node, which never changes.
+    """Cache the results of a function with each node, since nodes never change.
 
     The result must not refer to the node.
     """
@@ -167,7 +165,7 @@ def _leaves(node: Node) -> frozenset[str]:
 def reads(*nodes: Node) -> frozenset[str]:
     """Return the names of the leaves that `nodes` depend on.
 
-    Of "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
+    They are among "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
 
     >>> from regard.rules import prefix
     >>> sorted(reads(prefix(2).node))
@@ -188,7 +186,7 @@ def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
 def rebuild(node: Node, payloads: Mapping[int, Any]) -> Node:
     """Return `node` with other tables and dense arrays.
 
-    payloads: maps the id of each array that is replaced to its successor.
+    payloads: the new arrays, by the ids of the old.
     """
     new: dict[Node, Node] = {}
     for old in order([node]):
@@ -215,12 +213,12 @@ def _text(node: Node, depth: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Indices at which a rule is evaluated, and what it reads there.
+    """The indices at which a rule is evaluated, and what it reads there.
 
-    b, h, i, j: integer arrays of absolute indices that broadcast together. dtype: of float arithmetic. s, ds: score
-    and tangent of the score. keys: number of keys of the whole. dense: gives the values of a dense array here, to
-    broadcast with the others. tables: arrays to use in place of those that the tables hold. integers: the dtype of
-    integer arithmetic, narrower than int64 only where bounds prove that no value leaves it.
+    b, h, i, j: integer arrays of absolute indices that broadcast together. dtype: of float arithmetic. s, ds: score and
+    tangent of the score. keys: the number of keys of the whole. dense: returns the values of a dense array here, to
+    broadcast with the others. tables: arrays to use in place of the tables' own. integers: the dtype of integer
+    arithmetic, narrower than int64 only if bounds prove that all values fit.
     """
 
     b: ArrayLike
@@ -324,8 +322,8 @@ OPS: dict[str, Op] = {
 def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
     """Evaluate `nodes` at `at`, common subexpressions once.
 
-    A result has the shape of what it depends on, which may be less than all of `at`. Raises ValueError for a leaf
-    that `at` does not give.
+    A result has the shape of its inputs, which may be less than all of `at`. Raises ValueError for a leaf that `at`
+    lacks.
 
     >>> from regard.rules import causal
     >>> n, zero = np.arange(3), np.zeros(1, np.int64)
@@ -338,7 +336,7 @@ def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
 
 
 class Reading:
-    """Nodes put in order once, to be evaluated at many indices (see `evaluate`).
+    """Nodes that are ordered once, to be evaluated at many indices (see `evaluate`).
 
     Each value is dropped after its last use.
     """
@@ -383,7 +381,7 @@ def _widest(nodes: Sequence[Node], least: Kind = "bool") -> Kind:
 
 
 def build(name: str, *nodes: Node) -> Node:
-    """Return the typed node for an operation, or for one that is defined by others.
+    """Return the typed node for an operation, or for one that others define.
 
     Raises TypeError if the kinds of its operands do not fit.
     """

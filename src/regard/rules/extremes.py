@@ -17,9 +17,9 @@ CHUNK = 4096  # boxes read together, which limits temporary memory
 class Extremes:
     """Least and greatest entries of ranges of columns of `rows` (r, m), NaN left out.
 
-    A sparse table holds the extremes of every 2^k consecutive blocks: O(m / BLOCK · log m) numbers, and O(m) where
-    there are several rows. A range is two runs of at most BLOCK columns, read directly, and the blocks between them,
-    answered by two of those numbers. `nan`: any entry is NaN.
+    A sparse table holds the extremes of every 2^k consecutive blocks: O(m / BLOCK · log m) numbers, and O(m) for
+    several rows. A range is two runs of at most BLOCK columns, read directly, and the blocks between them, covered by
+    two of those numbers. `nan`: any entry is NaN.
 
     >>> Extremes(np.array([[5, 1, 4, 2, 8]])).between(np.array([0, 2]), np.array([4, 3]))
     (array([1, 2]), array([8, 4]))
@@ -86,8 +86,8 @@ def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Ex
 def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
     """Return the extremes of each box of indices, and where any entry is NaN.
 
-    boxes: one (first, last) for each axis, (tiles,) inside the table. Boxes are answered together if they differ along
-    one axis alone, and otherwise in groups of such boxes.
+    boxes: one (first, last) for each axis, (tiles,) inside the table. Boxes that differ along one axis only are read
+    together, others in groups.
     """
     axis = len(boxes) - 1
     for n, (first, last) in enumerate(boxes):

@@ -1,7 +1,7 @@
 """Interval arithmetic over index ranges, which bounds the values of an expression.
 
-Sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap; exact for sums
-of multiples of indices, in which a repeated index is counted once.
+It is sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap. It is
+exact for sums of multiples of indices, with repeated indices combined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,9 @@ class Interval(NamedTuple):
 class Ranges:
     """Index ranges of tiles, (least, greatest) each, both included.
 
-    Integers or int64 arrays that broadcast. keys: number of keys of the whole. dtype: of float arithmetic, float32 or
-    float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest value there.
+    Integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float arithmetic, float32
+    or float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest value
+    there.
     """
 
     b: Bound = (0, 0)
@@ -57,7 +58,7 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment of one pass: index ranges, and the intervals of nodes so far."""
+    """The state of one pass: index ranges, and the intervals of nodes so far."""
 
     ranges: Ranges
     intervals: dict[Node, Interval]
@@ -107,10 +108,7 @@ def _full(x: Interval) -> Any:
 
 
 def _corners(function: np.ufunc, *pairs: tuple[Any, Any]) -> Interval:
-    """Return the hull of `function` on some corners.
-
-    All integers where a corner may wrap.
-    """
+    """Return the hull of `function` on some corners; all integers if one may wrap."""
     values = [function(x, y) for x, y in pairs]
     sizes = [np.abs(function(np.asarray(x, np.float64), np.asarray(y, np.float64))) for x, y in pairs]
     wraps = reduce(np.maximum, sizes) >= LIMIT
@@ -148,10 +146,10 @@ def affine(node: Node) -> Affine:
 
 
 def _to_affine(node: Node) -> Affine | None:
-    """Return the affine sum of a node, if it is a sum of few terms, else None.
+    """Return the affine sum of a node, or None if it is not a sum of few terms.
 
-    None instead of the node itself, as a cached value must not refer to its key. Terms and factors are limited, or the
-    work on a long chain would grow with its square.
+    None stands for the node itself, because a cached value must not refer to its key. Terms and factors are limited, or
+    the work on a long chain would grow with its square.
     """
     form = _combined(node) if node.kind == "int" else None
     if form is None or len(form.terms) > TERMS or max(map(abs, [form.constant, *form.terms.values()])) >= 2**128:
@@ -190,7 +188,7 @@ def _sum(env: Environment, form: Affine) -> tuple[Array, Array, Any]:
 def _repeats(node: Node) -> bool:
     """Return True if both operands contain the same node.
 
-    Intervals alone are not tight then.
+    Then intervals alone are not tight.
     """
     return len(node.args) == 2 and bool(affine(node.args[0]).terms.keys() & affine(node.args[1]).terms.keys())
 
@@ -198,7 +196,7 @@ def _repeats(node: Node) -> bool:
 def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
     """Make the rule of an affine integer operation.
 
-    Sums in which a node appears twice are combined before they are bounded.
+    Sums with repeated nodes are combined before they are bounded.
     """
 
     def rule(env: Environment, node: Node, *args: Interval) -> Interval:
@@ -425,7 +423,7 @@ def _gather(env: Environment, node: Node, *indices: Interval) -> Interval:
 
 
 def _anywhere(lo: Array, hi: Array, nan: Any) -> Interval:
-    """Return an interval whose ends may be NaN, for unknown."""
+    """Return an interval that may contain NaN, with NaN ends as unknown."""
     return Interval(np.where(np.isnan(lo), -np.inf, lo), np.where(np.isnan(hi), np.inf, hi), nan)
 
 

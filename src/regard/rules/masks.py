@@ -25,7 +25,7 @@ ATOM, NOT, AND, OR = 3, 2, 1, 0  # how tightly the text of a rule binds
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Range of absolute indices, [0, length) along `axis`, that an argument covers.
+    """The range of absolute indices, [0, length) along `axis`, of an argument.
 
     Along "b" and "h" a length of 1 serves every index.
     """
@@ -50,7 +50,7 @@ class Requirement:
 def foreign(node: Node) -> tuple[Any, ...]:
     """Return the tables and masks of tensors that an expression reads.
 
-    In order of first use.
+    They are in order of first use.
     """
     read: list[Any] = []
     # Parts of a combination have cached results, so that a long chain is not walked at each of its links.
@@ -81,7 +81,7 @@ class Rule:
 
     @property
     def dense(self) -> tuple[Array, ...]:
-        """Dense arrays that it reads, each aligned right to (..., h, n_q, n_k)."""
+        """The dense arrays that it reads, each aligned right to (..., h, n_q, n_k)."""
         return _dense(self.node)
 
     def __repr__(self) -> str:
@@ -93,10 +93,8 @@ class Rule:
 class Mask(Rule):
     """A rule for the keys that each query may attend to.
 
-    Composes with ``&``, ``|`` and ``~``.
-
-    Also with boolean or 0/1 integer arrays. Equal means identical: two masks built alike are two
-    masks.
+    It composes with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays. Two masks that
+    are built alike are not equal.
 
     >>> causal() & window(3) | ~prefix(4)
     causal() & window(3) | ~prefix(4)
@@ -160,7 +158,7 @@ class Mask(Rule):
 
 
 class MaskText(str):
-    """Text that is printed as it is at the prompt, not quoted."""
+    """Text that the prompt prints without quotes."""
 
     __slots__ = ()
 
@@ -179,7 +177,7 @@ def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
     """Return `mask` as a `Mask`.
 
     mask: a mask, a function, or booleans or 0/1 integers aligned right to (..., h, n_q, n_k).
-    frozen: copy an array, as a rule that outlives the call needs; a call reads its `mask=` once.
+    frozen: copy an array, for a rule that outlives the call; a call reads its `mask=` once.
 
     Raises TypeError for anything else, ValueError for integers other than 0 and 1.
 
@@ -214,9 +212,9 @@ def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
 def mask(function: Callable[..., Any] | Array) -> Mask:
     """Make a mask of a function of (b, h, i, j), which is traced once, here.
 
-    Serves as a decorator. An array, aligned right to (..., h, n_q, n_k), is a mask too, and this
-    gives it ``& | ~``. It is copied, as an array in ``rule & array`` is: the mask stays what it was
-    when the array changes.
+    It is also a decorator. An array, aligned right to (..., h, n_q, n_k), becomes a mask with ``& |
+    ~``. It is copied, like an array in ``rule & array``, so later changes of the array do not
+    change the mask.
 
     Raises TypeError if the function takes other arguments, does not return a boolean expression, or
     branches on a traced value.
@@ -254,10 +252,8 @@ def causal() -> Mask:
 def window(left: int | None, right: int | None = 0) -> Mask:
     """Let a query see `left` keys before it and `right` after it.
 
-    i - left ≤ j ≤ i + right.
-
-    None: no bound on that side. Counts as flash-attention does: a sliding window of W keys is
-    ``window(W - 1)``.
+    i - left ≤ j ≤ i + right; None is no bound on that side. Counts as flash-attention does: a
+    sliding window of W keys is ``window(W - 1)``.
 
     >>> window(1).show(4)
     █ · · ·
@@ -298,8 +294,8 @@ def prefix(length: int | ArrayLike | Table) -> Mask:
 def padding(lengths: int | ArrayLike | Table, side: Literal["right", "left"] = "right") -> Mask:
     """Hide padding: each batch entry has `lengths` real keys.
 
-    lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j
-    < length are real; on the left, the last ones, j ≥ keys - length, of all keys of the sequence.
+    lengths: integers over the leading dimensions. side: that of the padding. On the right, keys j <
+    length are real. On the left, the last ones are, j ≥ keys - length, of all keys of the sequence.
 
     >>> padding(np.array([2, 3]), side="left").show(1, 4)
     · · █ █
@@ -315,7 +311,7 @@ def padding(lengths: int | ArrayLike | Table, side: Literal["right", "left"] = "
 
 @constructor
 def documents(ids: ArrayLike | Table, key_ids: ArrayLike | Table | None = None) -> Mask:
-    """Let a query see its own document alone, in sequences packed from several.
+    """Let a query see only its own document, in sequences packed from several.
 
     ids: (n,) or (..., n), the document of each position over the leading dimensions; any integers.
     key_ids: those of the keys, if keys are other positions than queries.
@@ -374,9 +370,7 @@ def strided(step: int) -> Mask:
 def dilated(left: int, step: int) -> Mask:
     """Let a query see `left` keys before it, `step` apart.
 
-    i - j = 0, step, ..., left · step.
-
-    Beltagy et al. 2020.
+    i - j = 0, step, ..., left · step (Beltagy et al. 2020).
 
     >>> dilated(1, 2).show(4)
     █ · · ·

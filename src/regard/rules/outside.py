@@ -1,9 +1,9 @@
-"""Indices that leave a table made with ``bounds="raise"``, found before any work.
+"""Indices outside of a table made with ``bounds="raise"``, found before any work.
 
-A lookup counts where its value can matter: for the pairs that the mask allows, in the branch of a `where` that is
-taken, and on the right of ``&`` (``|``) where the left is true (false), as in Python's ``and`` (``or``). The index of
-such a lookup is bounded by intervals over the indices of a call; where those cannot tell, ranges are halved until they
-can, or until they are small and every pair of them is looked at. So there is no false alarm, and no index is missed.
+A lookup counts only where its value can matter: for pairs that the mask allows, in the branch of a `where` that is
+taken, and on the right of ``&`` (``|``) where the left is true (false), as in Python's ``and`` (``or``). Intervals over
+the indices of a call bound its index. Where they do not decide, ranges are halved until they do, or until they are
+small enough to evaluate every pair. So there is no false alarm, and no index is missed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ Box = Sequence[tuple[int, int]]  # least and greatest index, both included: of b
 class Lookup(NamedTuple):
     """One axis of a lookup in a table.
 
-    outside: true where its entry is not in the table. needed: true where it is read (None: everywhere).
+    outside: true where its index is not in the table. needed: true where it is read (None: everywhere).
     """
 
     table: Any
@@ -79,8 +79,8 @@ def check(
     """Raise ValueError if a lookup leaves its table for a visible pair of a call.
 
     Raises TypeError if that cannot be known. guard: the pairs that count, None for all. boxes: maps the leaves that an
-    expression reads to boxes of indices of the call, within which they range freely. dense: returns the values of a
-    dense array at indices.
+    expression reads to boxes of the call's indices, each taken as a whole. dense: returns the values of a dense array
+    at indices.
     """
     for lookup in lookups(node):
         what = f"{text}, which looks up a {lookup.table!r} with bounds='raise'"
@@ -156,7 +156,7 @@ def _search(
 
 
 def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
-    """Return indices in small boxes at which `fault` is true, or None.
+    """Return indices in small boxes where `fault` is true, or None.
 
     Every pair is evaluated.
     """

@@ -1,8 +1,7 @@
-"""Expressions as linear programs, for compilers, and as text, for files.
+"""Expressions as linear programs, for compilers, and as text.
 
-One instruction per node, each operand computed before its use.
-
-And as text, for what is written down: a compiled program of another framework, a file.
+A program has one instruction per node, each operand computed before its use. The text is for files, and for compiled
+programs of other frameworks.
 """
 
 import json
@@ -17,8 +16,8 @@ from regard.rules.tracing import Table
 class Instruction(NamedTuple):
     """``op`` of the results of the instructions ``operands``.
 
-    slot: which of the program's numbers, tables or dense arrays a ``number``, ``gather`` or ``dense`` reads; the value
-    itself for a ``literal``; else None.
+    slot: the index of the program's number, table or dense array that a ``number``, ``gather`` or ``dense`` reads; the
+    value itself for a ``literal``; else None.
     """
 
     op: str
@@ -32,7 +31,7 @@ class Program:
     """Expressions in static single assignment: instruction n computes value n.
 
     results: the values returned. numbers, tables, dense: the run-time arguments, by slot. structure: text of the
-    program without the values of numbers, and the contents and lengths of arrays; programs of equal structure may share
+    program without the values of numbers, and the contents and lengths of arrays. Programs of equal structure may share
     compiled code.
     """
 
@@ -97,7 +96,7 @@ def _lines(instructions: Sequence[Instruction], results: Sequence[int]) -> list[
 
 
 def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    """Return an expression as text, and the tables and the dense arrays that it reads."""
+    """Return an expression as text, and the tables and dense arrays that it reads."""
     program = Program.of([node])
     steps = [
         (op, kind, operands, program.numbers[slot] if op == "number" else slot)

@@ -1,7 +1,7 @@
 """Scores: frozen rules over (s, b, h, i, j) that change scores before the softmax.
 
-s is the scaled product of query and key; i, j, h and b as for masks. Every array is a table that trains: give a
-`regard.table` to hold on to the handle that its gradient is returned under.
+s is the scaled product of query and key; i, j, h and b are as for masks. Every array is a table
+that trains. A `regard.table` given in its place is the key of its gradient.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -24,9 +24,9 @@ from regard.rules.tracing import Table, as_table, trace
 @plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Score(Rule):
-    """A rule that gives the new score. Several are applied in the order of a sequence.
+    """A rule that returns the new score.
 
-    Equal means identical: two scores built alike are two scores.
+    A sequence of scores is applied in order. Two scores that are built alike are not equal.
 
     >>> softcap(50.0)
     softcap(50.0)
@@ -66,7 +66,7 @@ def compose(scores: Sequence[Score]) -> Score:
 def score(function: Callable[..., Any]) -> Score:
     """Make a score rule of a function of (s, b, h, i, j), which is traced once, here.
 
-    Serves as a decorator. Raises TypeError if the function takes other arguments, returns a
+    It is also a decorator. Raises TypeError if the function takes other arguments, returns a
     boolean, or branches on a traced value.
 
     >>> @score
@@ -135,10 +135,10 @@ def relative(
 ) -> Score:
     """Add a learned bias by relative position to scores: s + table[h, j - i].
 
-    table: (m,) for all heads or (h, m), m odd, for offsets j - i from -(m - 1)/2 to (m - 1)/2;
-    offsets beyond that take the ends (Shaw et al. 2018). With buckets="t5", (num_buckets,) or (h,
-    num_buckets), looked up by T5's bucket of the offset (Raffel et al. 2020); `bidirectional` and
-    `max_distance` are those of `regard.positions.t5_buckets`.
+    table: (m,) for all heads or (h, m), m odd, for offsets j - i from -(m - 1)/2 to (m - 1)/2.
+    Offsets beyond that take the ends (Shaw et al. 2018). With buckets="t5" it is (num_buckets,) or
+    (h, num_buckets), looked up by T5's bucket of the offset (Raffel et al. 2020). `bidirectional`
+    and `max_distance` are those of `regard.positions.t5_buckets`.
 
     >>> relative(np.zeros((8, 32)), buckets="t5")
     relative(array of shape (8, 32), buckets='t5')

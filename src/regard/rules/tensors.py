@@ -1,8 +1,6 @@
 """PyTorch's functions and methods of traced values, by name.
 
-PyTorch is not imported.
-
-PyTorch asks a traced value for the result of a function (`__torch_function__`).
+PyTorch is not imported. It asks a traced value for the result of a function (`__torch_function__`).
 """
 
 from collections.abc import Callable

@@ -25,10 +25,10 @@ BRANCHING = (
 
 
 def as_array(what: str, value: Any) -> Array:
-    """Return an array, or numbers in lists, as a NumPy array with its present values.
+    """Return an array, or numbers in lists, as a NumPy array with its current values.
 
-    Takes arrays of other frameworks; one that is being traced has no values, and is returned
-    unchanged. Raises TypeError for other arrays, such as masked ones, which mean more than numbers.
+    Takes arrays of other frameworks; a traced one has no values, and is returned unchanged. Raises
+    TypeError for other arrays, such as masked ones, which mean more than numbers.
     """
     framework = adapter(value)
     if framework is not None:
@@ -47,8 +47,8 @@ class Table:
     """An array that rules look up: ``table[h, i - j]``, one integer index per axis.
 
     Indices are clamped to its ends (see `table`). array: bool, integer or floating, of any rank, no
-    axis empty; copied, so that a rule stays what it was. Float tables train: their gradients are
-    returned under the table itself.
+    axis empty; copied, so that a rule never changes. Float tables train: gradients are returned
+    under the table itself.
 
     Raises TypeError for other arrays, ValueError for an empty one.
 
@@ -67,7 +67,7 @@ class Table:
 
     @classmethod
     def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> Table:
-        """Make the table of an array that errors call `what`."""
+        """Make the table of an array; `what` is its name in errors."""
         made = object.__new__(Table)
         made._hold(what, array, bounds)
         return made
@@ -109,12 +109,12 @@ class Table:
 
     @property
     def known(self) -> Array | None:
-        """Values that can be read now; None for an array on a device."""
+        """The values that can be read now; None for an array on a device."""
         return None if self.on_device else self.array
 
     @property
     def kind(self) -> Kind:
-        """Kind of value that a lookup gives."""
+        """The kind of value that a lookup gives."""
         kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
         return kinds.get(self.dtype.kind, "float")
 
@@ -137,16 +137,16 @@ class Table:
 
 @constructor
 def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table:
-    """Make an array a `Table`, to be looked up in rules and to receive a gradient.
+    """Make an array a `Table`, to look up in rules and to receive a gradient.
 
-    bounds: "clamp", where an index beyond an end takes the end; or "raise", where a call is refused
-    that would read such an index for a pair that its mask allows. The branch of a `regard.where`
-    that is not taken is not read, nor is the right of ``&`` where the left is false. Calls are
-    checked before any work, without n × n memory; one too large for that, or an index that depends
-    on a score or on traced values, is an error that says so.
+    bounds: "clamp" makes an index beyond an end take the end. "raise" refuses a call that would
+    read such an index for a pair that its mask allows. The branch of a `regard.where` that is not
+    taken is not read, nor is the right of ``&`` where the left is false. Calls are checked before
+    any work, without n × n memory. If a check is too large for that, or an index depends on a score
+    or on traced values, the error says so.
 
-    Of a `torch.Tensor` of floats, the table is the tensor itself, with the values that it has at
-    each call, and gradients go to the tensor.
+    For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
+    and gradients go to the tensor.
 
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):
@@ -184,7 +184,7 @@ def _apply(name: str, *values: Any) -> Traced:
 
 
 def _kind(values: Iterable[Any]) -> type[Traced]:
-    """Return the subclass of `Traced` among operands, which their result has too."""
+    """Return the subclass of `Traced` for a result of these operands."""
     return next((type(value) for value in values if isinstance(value, Traced)), Traced)
 
 
@@ -206,7 +206,7 @@ def _refuse(message: str) -> Callable[..., NoReturn]:
 class Traced:
     """A value in a rule.
 
-    Takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``.
+    It takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``.
     """
 
     __slots__ = ("node",)
@@ -302,7 +302,7 @@ def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
 def where(condition: Any, a: Any, b: Any) -> Traced:
     """Take `a` where the boolean `condition` holds, else `b`, inside of a rule.
 
-    What `if` would say. The other branch has no influence.
+    It replaces `if`. The other branch has no influence.
 
     >>> near = where(Traced(make("i", "int")) > 3, 1.0, 0.0)
     >>> near
