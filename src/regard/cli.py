@@ -34,21 +34,21 @@ T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_ENTRIES = 2**26
-"""Scores that `regard steps` will build: several arrays of them, of 256 MiB each in float32."""
+"""Maximum scores of `regard steps`: several arrays, of 256 MiB each in float32."""
 
 SIZES = ("n", "n_keys", "d", "d_value", "heads", "kv_heads", "batch")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Refusal(Exception):
-    """Input that cannot be served; its text is the one line the user sees."""
+    """Raised for invalid input; its text is the one line that the user sees."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0; 2 for input that cannot be served and 1 for output that cannot be written, each with one line on stderr. Where
-    the reader of a pipe has gone (`| head`), the status is 1 without a line, and 130 after Ctrl-C.
+    0; 2 for invalid input; 1 for output that cannot be written, each with one line on stderr. If the reader of a pipe
+    is gone (`| head`), it is 1 without a line; after Ctrl-C it is 130.
     """
     if sys.stdout is None or sys.stderr is None:  # closed by the caller
         with open(os.devnull, "w") as nothing:
@@ -86,7 +86,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _failed(message: str, status: int) -> int:
-    """Say what went wrong, where that can be written, and return the exit status."""
+    """Print an error to stderr, if possible, and return the exit status."""
     try:
         print(f"regard: error: {message}", file=sys.stderr, flush=True)
     except OSError:
@@ -97,7 +97,7 @@ def _failed(message: str, status: int) -> int:
 def _discard(stream: TextIO) -> None:
     """Discard output that a stream cannot write.
 
-    The interpreter would try again at its end.
+    Otherwise the interpreter would try again at exit.
     """
     with suppress(OSError, ValueError):  # no file of the system
         number = stream.fileno()
@@ -108,7 +108,7 @@ def _discard(stream: TextIO) -> None:
 
 @contextmanager
 def _input() -> Iterator[None]:
-    """Turn errors of the library about bad input into refusals of the command line."""
+    """Turn the library's errors about bad input into refusals."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -251,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seen(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose a model and the text that it reads."""
+    """Add the arguments that choose a model and its text."""
     command.add_argument(
         "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
     )
@@ -261,7 +261,7 @@ def _seen(command: argparse.ArgumentParser) -> None:
 
 
 def _operands(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that give query, key and value: files, or sizes."""
+    """Add the arguments for query, key and value: files, or sizes."""
     command.add_argument(
         "files",
         metavar="FILE",
@@ -302,7 +302,7 @@ def _steps(arguments: argparse.Namespace) -> None:
         else:
             shapes, dtype = _shapes(arguments, n=6, d=4)
             _check_entries(*shapes[:2])
-            # The stream of RandomState is frozen: a seed shows the same numbers with every NumPy.
+            # The stream of RandomState is frozen: a seed gives the same numbers in every version of NumPy.
             rng = np.random.RandomState(_least("--seed", arguments.seed or 0, 0, 2**32))
             query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
         found = steps(query, key, value, causal=arguments.causal, mask=_window(arguments), scale=arguments.scale)
@@ -377,7 +377,10 @@ def _insight(arguments: argparse.Namespace) -> None:
 def _captured(
     arguments: argparse.Namespace, progress: Callable[[str], object]
 ) -> "tuple[regard.Capture, Losses | None]":
-    """Return the capture of a file, a model, or the example model, and the losses of --ablate."""
+    """Return a capture, and the losses of --ablate.
+
+    The capture is that of a file, a model, or the example model.
+    """
     if arguments.capture is not None:
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
@@ -467,7 +470,7 @@ def _need_matplotlib(option: str) -> None:
 
 
 def _plot(arguments: argparse.Namespace) -> None:
-    """Draw the plots of a report that was written."""
+    """Draw the plots of a written report."""
     _need_matplotlib("--plot-from")
     from regard.bench import report
     from regard.bench.measure import Report
@@ -514,7 +517,7 @@ def _console(arguments: argparse.Namespace) -> "Console":
 
 @contextmanager
 def _termination_interrupts() -> Iterator[None]:
-    """Let a request to end (`kill`, `timeout`) act as Ctrl-C does."""
+    """Make a termination request (`kill`, `timeout`) act as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -524,7 +527,7 @@ def _termination_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], object]]:
-    """Show on stderr what is being done, while it lasts, on a terminal."""
+    """Show the current stage on stderr, on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -538,7 +541,7 @@ def _progress() -> Iterator[Callable[[str], object]]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
-    """Show on stderr how many rows are done, on a terminal."""
+    """Show the number of finished rows on stderr, on a terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -586,7 +589,7 @@ def _shapes(
 
 
 def _load(arguments: argparse.Namespace) -> list[Array]:
-    """query, key and value from the files on the command line."""
+    """Return query, key and value from the files on the command line."""
     for name in (*SIZES, "dtype", "seed"):
         if getattr(arguments, name, None) is not None:
             raise Refusal(
@@ -597,7 +600,7 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
 
 
 def _plain(step: Step) -> dict[str, Any]:
-    """Return a step as JSON can hold it."""
+    """Return a step in a form that JSON can hold."""
     return {
         "name": step.name,
         "symbol": step.symbol,

@@ -1,6 +1,6 @@
 """Report on this machine: versions, engines, threads, processor.
 
-Nothing heavy is imported to find out.
+It imports nothing heavy.
 """
 
 import os
@@ -23,7 +23,7 @@ FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "b
 
 
 def report() -> dict[str, dict[str, str]]:
-    """Return sections of the report, each with a text for each name.
+    """Return the sections of the report, each a mapping of names to texts.
 
     >>> import regard.doctor
     >>> list(regard.doctor.report())
@@ -39,7 +39,7 @@ def _versions() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed package, without importing it, or None."""
+    """Return the version of an installed package without importing it, else None."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -94,7 +94,7 @@ def _processor() -> dict[str, str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Return the first processor as Linux describes it; empty elsewhere."""
+    """Return Linux's description of the first processor; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
 """The table of cases: every option of a call, each in a small shape.
 
 Conformance tests and benchmarks read it. To add an option, add a line to CASES; every engine and framework then has to
-answer for it. Benchmarks take a case by its name at another size, `case("window", n_q=2048, n_k=2048)`; the options
-that they measure follow the sizes.
+run it. Benchmarks take a case by its name at another size, `case("window", n_q=2048, n_k=2048)`, and scale its options
+with it.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,10 @@ class Case:
         return q, k, v, options
 
     def inputs_with_real_bias(self, dtype: Any, seed: int = 0) -> tuple[Array, Array, Array, Options]:
-        """Return `inputs` with the bias in the dtype of a call's sums: float64 for float64, else float32."""
+        """Return `inputs` with the bias in the dtype of sums.
+
+        That is float64 for float64, else float32.
+        """
         q, k, v, options = self.inputs(dtype, seed)
         if "bias" in options:
             options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
@@ -210,7 +213,7 @@ CASES: tuple[Case, ...] = (
 
 
 def thirds(c: Case) -> Array:
-    """Return document ids that neither rise nor begin at 0."""
+    """Return document ids that neither ascend nor begin at 0."""
     return np.array([7, 1, 4])[np.arange(c.n_k) * 3 // c.n_k]
 
 
@@ -223,5 +226,5 @@ def last_keys(c: Case) -> Callable[..., Any]:
 
 
 def case(name: str, **sizes: Any) -> Case:
-    """Return the case of that name in other sizes."""
+    """Return the case of a name in other sizes."""
     return replace(next(c for c in CASES if c.name == name), **sizes)

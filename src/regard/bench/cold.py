@@ -1,4 +1,4 @@
-"""Rows of what comes first in a process: importing, and the first call."""
+"""Rows of costs at the start of a process: importing, and the first call."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from regard.bench.peers import reason
 
 @dataclass(frozen=True)
 class ImportRow:
-    """`import regard` over `import numpy`, in processes of their own."""
+    """Time of `import regard` over `import numpy`, each in a process of its own."""
 
     group: str = "cold"
     name: str = "import regard"

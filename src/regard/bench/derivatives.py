@@ -1,4 +1,4 @@
-"""Derivatives as they are measured: those of `regard` and of other libraries.
+"""Derivatives to measure: those of `regard` and of other libraries.
 
 An adapter takes a `DerivativeCall` and the number of threads. It prepares everything that comes before (forward, for
 backward; backward, for double backward). It returns the call to time, and a function from its result to named arrays.
@@ -45,7 +45,7 @@ class DerivativeCall:
     def of(cls, c: Case, dtype: np.dtype[Any]) -> "DerivativeCall":
         """Make the call of a case, with the bias in the dtype of sums.
 
-        Its layout is not "bnhd".
+        Layouts other than "bnhd" only.
         """
         q, k, v, options = c.inputs_with_real_bias(dtype)
         rng = np.random.default_rng(1)
@@ -122,12 +122,12 @@ OURS: dict[str, Callable[..., Prepared]] = {
 
 
 def exact(kind: str, g: DerivativeCall) -> Named:
-    """In float64, in tiles on NumPy."""
+    """Compute a derivative in float64, in tiles on NumPy."""
     call, read = OURS[kind](g.wide(), 1, "tiled")
     return read(call())
 
 
-# PyTorch: the fused path where it has one, else the one that builds n × n
+# PyTorch: its fused path if it has one, else that with n × n arrays
 
 
 def torch_names(found: Any) -> Named:
@@ -158,7 +158,7 @@ class Torch:
 
     def attention(self, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         dpa = self.torch.nn.functional.scaled_dot_product_attention
-        four = [x if x.ndim == 4 else x[None] for x in (q, k, v)]  # three dimensions do without the fused path
+        four = [x if x.ndim == 4 else x[None] for x in (q, k, v)]  # the fused path needs four dimensions
         out = dpa(*four, attn_mask=bias, is_causal=self.causal, enable_gqa=k.shape[-3] != q.shape[-3])
         return out if q.ndim == 4 else out[0]
 
@@ -258,4 +258,7 @@ BACKWARD: dict[str, Adapter] = {
     "NumPy": numpy_backward,
     "tiled": tiled_backward,
 }
-"""Peers with a backward, by the names of `regard.bench.peers.PEERS`; heads (h, n, d) as many for key as for query."""
+"""Peers with a backward, by the names of `regard.bench.peers.PEERS`.
+
+Heads (h, n, d), as many for key as for query.
+"""

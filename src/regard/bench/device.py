@@ -28,13 +28,13 @@ PEAKS = {
     "tf32": (torch.float32, "tf32"),
     "float64": (torch.float64, "ieee"),
 }
-CYCLES = 2e9  # in a second, at most
+CYCLES = 2e9  # maximum in a second
 
 
 def device(name: str) -> torch.device:
-    """Return the device of that name.
+    """Return the device of a name.
 
-    Raises ValueError, in one line, for one that cannot be measured here.
+    Raises ValueError, in one line, if it cannot be measured here.
     """
     if not re.fullmatch(r"cuda(:\d+)?", name):
         raise ValueError(f"--device must be cuda or cuda:N, got {name}")
@@ -48,7 +48,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def used(device: torch.device) -> Iterator[None]:
-    """Make the device current, with float32 products of float32; restore both."""
+    """Make a device current, with exact float32 products; restore both at the end."""
     if device.type != "cuda":
         yield
         return
@@ -58,7 +58,7 @@ def used(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Precision of float32 products on a device, as PyTorch's own switch sets it."""
+    """Set the precision of float32 products by PyTorch's own switch."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = name
@@ -106,7 +106,7 @@ def peak(dtype: str, device: torch.device) -> Limit:
 
 
 def bandwidth(device: torch.device) -> Limit:
-    """Return the rate at which memory is copied, reading and writing counted."""
+    """Return the rate at which memory is copied, with reading and writing counted."""
     source = torch.empty(BYTES, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     return Limit("memory bandwidth", "GB/s", 2.0 * BYTES, partial(target.copy_, source))
@@ -116,7 +116,7 @@ def bandwidth(device: torch.device) -> Limit:
 
 
 def extra(device: torch.device, call: Call) -> float:
-    """Bytes at the peak of a call beyond what was there before it and what it returns."""
+    """Return the peak bytes of a call beyond those before it and its result."""
     call()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -136,7 +136,7 @@ def size(result: Any) -> int:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Describe the device, its driver, and the versions of everything measured.
+    """Describe the device, its driver, and all measured versions.
 
     Nothing names the machine.
     """

@@ -1,7 +1,7 @@
 """Attention on tensors of a device: calls, peers, and exact results.
 
-An `Option` is written twice: as `regard` takes it, and as functions of PyTorch over indices. FlexAttention takes these,
-and `judge` evaluates them, in float64 on all pairs of two key-value heads and their query heads.
+An `Option` is written twice: as `regard` takes it, and as functions of PyTorch over indices. FlexAttention takes these.
+`judge` evaluates them in float64 on all pairs of two key-value heads and their query heads.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ BLOCK = 2048  # rows that `judge` computes together
 
 @dataclass(frozen=True)
 class DeviceSizes:
-    """batch · h query heads of n positions and d features, h_kv key-value heads."""
+    """Sizes of a call: batch · h query heads over h_kv, n positions, d features."""
 
     batch: int
     h: int
@@ -39,9 +39,9 @@ class DeviceSizes:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a call, as `regard` and as PyTorch write it.
+    """An option of a call, as `regard` and as PyTorch take it.
 
-    options: of `regard.attention`, for some sizes and a bias. mods: the same, on a device. visible: the share of
+    options: those of `regard.attention`, for some sizes and a bias. mods: the same, on a device. visible: the share of
     visible pairs. sdpa: PyTorch's function has it.
     """
 
@@ -150,7 +150,7 @@ class DeviceCall:
         return self.option.mods(self.sizes, self.q.device, bias)
 
 
-# Libraries: functions of query, key, value and the bias, if there is one
+# Libraries: functions of query, key, value and an optional bias
 
 Attend = Callable[..., Any]
 
@@ -244,7 +244,7 @@ KINDS = {"forward": forward, "backward": backward, "JVP": jvp, "double backward"
 
 
 def prepared(who: str, kind: str, g: DeviceCall) -> Prepared:
-    """Return the call, and a function that reads the sampled heads of its result."""
+    """Return a call, and a function that reads the sampled heads of its result."""
     call = KINDS[kind](WHO[who](g), g, g.inputs, g.dout, g.tangents)
     return call, lambda found: read(kind, [sampled(x, g) for x in found])
 
@@ -290,7 +290,7 @@ def exact(kind: str, g: DeviceCall) -> dict[str, Array]:
 def judge(g: DeviceCall, kv: int, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
     """Attend from the query heads of one key-value head over all pairs.
 
-    In the dtype of the inputs.
+    It computes in the dtype of the inputs.
     """
     mask, score = g.mods(bias)
     n, group = g.sizes.n, q.shape[1]

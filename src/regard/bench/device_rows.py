@@ -111,7 +111,7 @@ class DeviceMemoryRow:
 
 
 def flops(s: DeviceSizes, option: Option, kind: str) -> float:
-    """Return 4 · b · h · n² · d of the visible pairs, for backward 2.5 times as many."""
+    """Return 4 · b · h · n² · d of the visible pairs, 2.5 times that for backward."""
     return (BACKWARD if kind == "backward" else 1.0) * option.visible(s) * 4.0 * s.batch * s.h * s.n**2 * s.d
 
 
@@ -124,7 +124,7 @@ def sized(n: int, d: int, h_kv: int | None = None, tokens: int = TOKENS) -> Devi
 
 
 def rows() -> Iterator[Row]:
-    """Every row there is, in the order of the report."""
+    """Yield every row, in the order of the report."""
     for dtype in device.PEAKS:
         yield DeviceLimitRow(f"peak, {dtype}", partial(device.peak, dtype))
     yield DeviceLimitRow("memory bandwidth", device.bandwidth)

@@ -1,6 +1,6 @@
 """Limits of this machine, measured by four kernels.
 
-Multiplications and additions in registers of vectors and of AMX tiles, the same of vectors from cache, and reading.
+They are multiply-adds in vector registers, in AMX tiles, and with vectors from cache, and reading memory.
 """
 
 import math
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 STEPS = 2**22  # of the peak's loop: some 10 ms
 MATRIX_STEPS = 2**18  # of the AMX loop: the same time
 GROWING = REGISTERS - 2  # AMX tiles of sums; two more hold the factors
-FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
+FEATURES = 64  # of products from cache: the numbers in each sum; the operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
 STREAMS = 4, 2, 1  # streams that one thread reads
 NEAR = 512  # distance of prefetches in a stream, in numbers
@@ -39,7 +39,7 @@ FAR = 2**14  # distance of prefetches in a single stream, in bytes
 class Limit:
     """A call and its work, in FLOPs or bytes.
 
-    means: the instructions used, where there are several.
+    means: the instructions used, if there are several kinds.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Limit:
 def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
     """Return the highest rate of multiply-adds for a dtype.
 
-    float16 is computed in float32, and so is bfloat16 where there is no faster way. by_matrices: with AMX tiles, where
-    the target has them.
+    float16 is computed in float32, and so is bfloat16 where nothing is faster. by_matrices: use AMX tiles if the target
+    has them.
     """
     target = chosen()
     if dtype == "bfloat16" and target.amx and by_matrices:
@@ -83,7 +83,7 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 def product(dtype: str, threads: int = 1) -> Limit:
     """Return the rate of multiply-adds with operands loaded as in attention.
 
-    float32 or float64.
+    dtype: float32 or float64.
     """
     target, element = chosen(), F64 if dtype == "float64" else F32
     rows, columns = target.tile
@@ -116,9 +116,8 @@ def chains(target: Target) -> int:
 def peak_kernel(element: Type, target: Target) -> str:
     """Write the IR of total ← total · x + y in every chain.
 
-    Over bf16 pairs, total ← total + x · y.
-
-    The source holds x, y, and where the chains begin, a number apart: of chains that begin alike one would be left.
+    For bf16 pairs it is total ← total + x · y. The source holds x, y, and the starts of the chains, one number apart:
+    equal chains would be merged.
     """
     k = Kernel("peak", target, FIELDS)
     paired = element is BF16
@@ -161,7 +160,7 @@ def product_kernel(element: Type, target: Target) -> str:
 def matrix_peak_kernel(target: Target) -> str:
     """Write the IR of total ← total + x y for all AMX tiles except x and y.
 
-    The source holds x, y, and where each total begins, a row apart; the result is all totals.
+    The source holds x, y, and the starts of the totals, one row apart. The result is all totals.
     """
     k = Kernel("peak", target, FIELDS)
     source, result = k.pointer("source", I32), k.pointer("result", I32)
@@ -203,7 +202,7 @@ FIELDS = ("source", "result", "count")
 
 
 def _store_sum(k: Kernel, totals: list[Any], lanes: int) -> None:
-    """Store a result that depends on every chain, so that none can be left out."""
+    """Store a result that depends on every chain, so that none is optimized away."""
     values = [t.value for t in totals]
     while len(values) > 1:
         values = [sum(values[n + 1 : n + 2], values[n]) for n in range(0, len(values), 2)]
@@ -248,7 +247,7 @@ def _compiled(name: str, text: str) -> Compiled:
 
 @cache
 def _operands() -> Array:
-    """Return zeros that begin a cache line, so that no vector crosses two."""
+    """Return zeros aligned to a cache line, so that no vector crosses two."""
     return memory.zeros((2**15,), np.uint8, aligned=True)
 
 
@@ -258,7 +257,7 @@ def _buffer(size: int) -> Array:
 
 
 def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int = 0) -> None:
-    """Once on each thread, each `share` bytes further on in the source."""
+    """Run a kernel on each thread, with sources `share` bytes apart."""
     results = np.zeros((threads, REGISTERS * 1024), np.uint8)
 
     def one(n: int) -> None:

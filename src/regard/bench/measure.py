@@ -1,8 +1,8 @@
 """Method of measurement: in turns, on pinned cores, with checked results.
 
-Contenders run in turns within seconds, so that a ratio of two times of one round does not depend on the machine's speed
-at that time. On one core the clock is the processor time of this process, all its threads included, which leaves out
-other programs. On several cores it is wall time. Memory and first calls are measured in processes of their own.
+Contenders run in turns within seconds. So the ratio of two times of one round does not depend on the machine's speed at
+that time. On one core the clock is the processor time of this process with all its threads, which leaves out other
+programs. On several cores it is wall time. Memory and first calls are measured in processes of their own.
 """
 
 import json
@@ -28,14 +28,14 @@ RENAMED = (("every wish", "every option"), ("wishes", "options"), (" inside of t
 
 
 class Wrong(Exception):
-    """A result that is not what it should be: no time is reported."""
+    """Raised for a wrong result, so that no time is reported."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """Settings of a measurement.
 
-    cores: those that may be used, `threads` of them by default. seconds: for one row, about.
+    cores: those that may be used, by default `threads` of them. seconds: approximate time for one row.
     """
 
     cores: tuple[int, ...]
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Contender:
-    """A call, and what it does: FLOPs or bytes, if its rate counts."""
+    """A call, and its FLOPs or bytes if its rate counts."""
 
     call: Call
     work: float = 0.0
@@ -62,11 +62,11 @@ class Contender:
 class Result:
     """Samples of one row, with its goal.
 
-    samples: for each contender seconds of one call, or bytes, one for each round. work: the FLOPs or bytes of one call
-    where rates are compared, in 10⁹ a second. The figure of a contender is its sample or rate divided by that of
-    `reference` in the same round; without a reference the sample or rate itself. `goal` is for the figure of `regard`,
-    which should be as large as that if `higher_is_better`, else as small. failures: why others have no samples. facts:
-    sizes, for tables and plots.
+    samples: for each contender seconds of one call, or bytes, one for each round. work: the FLOPs or bytes of one call,
+    to compare rates in 10⁹ a second. A contender's figure is its sample or rate divided by that of `reference` in the
+    same round. Without a reference it is the sample or rate itself. `goal` is a bound for the figure of `regard`: a
+    lower one if `higher_is_better`, else an upper one. failures: the reasons for missing samples. facts: sizes, for
+    tables and plots.
     """
 
     group: str
@@ -81,7 +81,7 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def values(self, name: str) -> list[float]:
-        """Return each round's rate in 10⁹ a second where work counts, else its sample."""
+        """Return each round's rate in 10⁹ a second, or its sample if work does not count."""
         return [self.work[name] / t / 1e9 if self.work else t for t in self.samples[name]]
 
     def figures(self, name: str = SUBJECT) -> list[float]:
@@ -93,7 +93,7 @@ class Result:
         return [a / b for a, b in zip(values, others * (len(values) // len(others)), strict=True)]
 
     def figure(self, name: str = SUBJECT) -> float | None:
-        """Return the median, None if there is no sample."""
+        """Return the median, None without samples."""
         return statistics.median(self.figures(name)) if name in self.samples else None
 
     def spread(self, name: str = SUBJECT) -> tuple[float, float]:
@@ -114,14 +114,14 @@ class Result:
 
     @property
     def peers(self) -> list[str]:
-        """Others that were measured, best first."""
+        """The other measured contenders, best first."""
         names = [name for name in self.samples if name not in (SUBJECT, self.reference)]
         return sorted(names, key=lambda name: self.figure(name) or 0.0, reverse=self.higher_is_better)
 
 
 @dataclass
 class Report:
-    """Everything that one run found: the machine, how it was measured, and the rows."""
+    """The results of one run: the machine, the method, and the rows."""
 
     machine: dict[str, str]
     method: dict[str, Any]
@@ -132,7 +132,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        """Read a report; names of groups and rows in older reports become those of today."""
+        """Read a report; older names of groups and rows become the current ones."""
         for old, new in RENAMED:
             text = text.replace(old, new)
         found = json.loads(text)
@@ -181,9 +181,9 @@ def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | Non
 
 @contextmanager
 def pinned(cores: tuple[int, ...]) -> Iterator[None]:
-    """Pin every thread of this process to these cores, and back.
+    """Pin every thread of this process to some cores, and restore at the end.
 
-    Nothing happens where the system cannot.
+    Nothing happens on systems without pinning.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -221,7 +221,7 @@ that are rounded. A key too many or too few changes far more."""
 def errors(got: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
     """Return the error of every result relative to its norm.
 
-    Raises `Wrong` where shapes differ.
+    Raises `Wrong` for different shapes.
     """
     found = {}
     for name, expected in exact.items():
@@ -240,8 +240,7 @@ def check(
 ) -> None:
     """Raise `Wrong` unless every result in `dtype` agrees with that of float64.
 
-    Judged by relative errors. naive: errors of a computation that rounds as often, twice of which are allowed in
-    addition.
+    Relative errors decide. naive: errors of a computation with as many roundings; twice those are allowed in addition.
     """
     import ml_dtypes
 
@@ -256,7 +255,7 @@ def check(
 
 
 def fresh(code: str, *arguments: Any, **environment: str) -> Any:
-    """Run Python code in a process of its own, and return what it prints as JSON.
+    """Run Python code in a process of its own, and return its JSON output.
 
     arguments: the code's sys.argv[1:]. Raises RuntimeError with the last line of its errors if it fails.
     """
@@ -269,5 +268,5 @@ def fresh(code: str, *arguments: Any, **environment: str) -> Any:
 
 
 def as_installed(folder: str) -> dict[str, str]:
-    """Return the environment in which bytecode is compiled once, as installed."""
+    """Return an environment that compiles bytecode once, as an installation does."""
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}

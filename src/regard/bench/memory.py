@@ -53,7 +53,7 @@ def torch_causal(n: int, engine: str | None) -> Call:
 
 
 def torch_window(n: int, engine: str | None) -> Call:
-    """Prepare a causal window, for which PyTorch needs an n × n mask."""
+    """Prepare a causal window; PyTorch needs an n × n mask for it."""
     import torch
 
     tensors = [torch.from_numpy(x) for x in inputs(n)[:3]]
@@ -77,7 +77,7 @@ def training(n: int) -> tuple[Array, ...]:
 
 
 def regard_training(n: int, engine: str | None) -> Call:
-    """Forward and backward."""
+    """Prepare forward and backward."""
     q, k, v, dout, bias = training(n)
     options: dict[str, Any] = {"causal": True, "bias": bias, "dropout": 0.1, "seed": 1, "engine": engine}
 
@@ -89,7 +89,7 @@ def regard_training(n: int, engine: str | None) -> Call:
 
 
 def torch_training(n: int, engine: str | None) -> Call:
-    """PyTorch takes a causal mask and a bias as one n × n bias."""
+    """Prepare the same in PyTorch, with causal mask and bias as one n × n bias."""
     import torch
 
     q, k, v, dout, bias = (torch.from_numpy(x).requires_grad_() for x in training(n))
@@ -111,7 +111,7 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
     "NumPy, causal": numpy_causal,
 }
 FORWARD = tuple(CALLS)
-"""Options of forward; `regard` alone has every option on."""
+"""Options of forward; only `regard` has "every option"."""
 CALLS |= {
     "regard, training with bias and dropout": regard_training,
     "PyTorch, training with bias and dropout": torch_training,
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def size(result: Any) -> int:
-    """Bytes of everything that a call returns."""
+    """Return the bytes of all results of a call."""
     if isinstance(result, tuple | list):
         return sum(map(size, result))
     if isinstance(result, regard.Seen):
@@ -164,7 +164,7 @@ def size(result: Any) -> int:
 def memory(name: str, file: str = "/proc/self/status") -> int:
     """Return VmRSS, VmHWM and MemAvailable in bytes.
 
-    Of this process the first two, of the machine the third.
+    The first two are of this process, the third of the machine.
     """
     for line in Path(file).read_text().splitlines():
         if line.startswith(name + ":"):

@@ -31,25 +31,27 @@ MODELS = (
     "T5, training of 512 to 128",
     "U-Net, latents of 64 × 64",
 )
-"""Names in `regard.bench.models`, which needs PyTorch and, for all but the last, transformers."""
+"""Names in `regard.bench.models`.
+
+They need PyTorch, and all but the last transformers.
+"""
 COMPANY = (
     (shapes.shape("ViT-B/16", 16, 12, 197), ("float32", "bfloat16")),
     (shapes.shape("MiniLM", 32, 12, 128, 64), ("float32",)),
     (shapes.shape("Whisper-base, encoder", 1, 8, 1_500), ("float32", "bfloat16")),
     (shapes.shape("SDXL, 32 × 32", 2, 20, 1_024), ("float32",)),
 )
-"""Shapes whose gain by a second thread is measured after a product of matrices."""
+"""Shapes to measure on two threads after a product of matrices."""
 MODEL_TIME, SHAPE_TIME = 1 / 2, 1 / 6
-"""Share of the seconds of another row that one of a model and one of a shape takes."""
+"""Time for a row of a model, and of a shape, as a share of that for other rows."""
 
 
 @dataclass(frozen=True)
 class ModelStepRow:
-    """Speed of a step of a model over the speed with SDPA.
+    """Speed of a model's step over its speed with SDPA.
 
-    Eager is measured too, and the share of attention in each.
-
-    With two threads the goal is what one thread reached in the same run, its lower quartile, if that is more.
+    Eager is measured too, and the share of attention in each. With two threads the goal is at least the lower quartile
+    of one thread in the same run.
     """
 
     model: str
@@ -96,7 +98,7 @@ class ModelStepRow:
 
 @dataclass(frozen=True)
 class DropInRow:
-    """Speed of our function in place of PyTorch's over PyTorch's, in a model's shape."""
+    """Speed of our function over PyTorch's, in a model's shape."""
 
     shape: shapes.Shape
     dtype: str
@@ -125,8 +127,8 @@ class DropInRow:
 class AfterProductRow:
     """Speed of a call on two threads over one, right after a product of matrices.
 
-    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays, on two threads. Its
-    threads then spin for a while, on cores that attention needs. Without a product the drop-in runs alone.
+    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays. Both run on two
+    threads, which then spin for a while on cores that attention needs. Without a product the drop-in runs alone.
     """
 
     shape: shapes.Shape
@@ -183,7 +185,7 @@ class AfterProductRow:
 
 
 def total(call: Call, repeats: int) -> float:
-    """Return the seconds of calls that time a part of themselves."""
+    """Return the seconds of calls that time themselves."""
     return math.fsum(call() for _ in range(repeats))
 
 
@@ -192,9 +194,9 @@ def counted(threads: int) -> str:
 
 
 def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, Setting], object]) -> Result:
-    """Fill a row on so many threads of PyTorch and `regard`.
+    """Fill a row on a number of threads of PyTorch and `regard`.
 
-    Or record why it cannot be.
+    If that is not possible, record the reason.
     """
     if len(s.cores) < threads:
         found.failures[SUBJECT] = f"needs {threads} cores, may use {len(s.cores)}"
@@ -224,7 +226,7 @@ def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, 
 
 
 def rows() -> Iterator[Row]:
-    """Rows of one model or shape follow each other: what is exact is computed once."""
+    """Yield the rows, those of one model or shape together: exact results are cached."""
     for shape, dtypes in COMPANY:
         for dtype in dtypes:
             for product in ("", "PyTorch", "NumPy"):

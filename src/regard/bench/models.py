@@ -1,6 +1,6 @@
-"""Models as they are measured: random weights, steps of inference and training.
+"""Models to measure: random weights, and steps of inference and training.
 
-Each implementation of attention is put into them.
+Each runs with every implementation of attention.
 """
 
 import copy
@@ -31,7 +31,7 @@ Prepared = tuple[
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A module with random weights, its inputs by name, and what it does with them."""
+    """A module with random weights, its inputs by name, and the step to measure."""
 
     make: Callable[[], Any]
     given: Callable[[], Given]
@@ -72,7 +72,7 @@ def tokens(batch: int, n: int, vocabulary: int) -> Given:
 
 
 def padded(batch: int, n: int, vocabulary: int) -> Given:
-    """Sequences of n / 2 to n tokens, padded to n."""
+    """Return sequences of n / 2 to n tokens, padded to n."""
     lengths = torch.linspace(n // 2, n, batch).long()
     return tokens(batch, n, vocabulary) | {"attention_mask": (torch.arange(n) < lengths[:, None]).long()}
 
@@ -115,7 +115,7 @@ def prefill(model: Any, given: Given) -> Prepared:
 def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
     """Prepare the logits of the last tokens, one after the other from a cache.
 
-    The tokens are given.
+    The tokens are given, not sampled.
     """
     ids = given["input_ids"]
     first = ids.shape[1] - steps
@@ -188,8 +188,9 @@ MODELS = {
         UNet, partial(floats, latents=(1, 4, 64, 64), time=(1, 1), text=(1, 77, 256)), forward
     ),
 }  # fmt: skip
-"""By the names that their rows have. Llama has 100M parameters, BERT, ViT and Whisper (small) four of twelve layers,
-T5 (1.1, small) four of eight; dropout is off.
+"""Models by the names of their rows, without dropout.
+
+Llama has 100M parameters, BERT, ViT and Whisper (small) four of twelve layers, T5 (1.1, small) four of eight.
 """
 
 
@@ -217,7 +218,7 @@ def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Cal
     if who == SUBJECT:
         regard.torch.register_transformers()
     whole, wanted = module(model), getattr(torch, dtype)
-    # Shared with the other implementations where they are in that dtype already. Buffers stay in float32.
+    # Parameters that already have the dtype are shared with other implementations. Buffers stay in float32.
     kept = {id(x): x if x.dtype == wanted else torch.nn.Parameter(x.detach().to(wanted)) for x in whole.parameters()}
     whole = copy.deepcopy(whole, kept)
     whole.set_attn_implementation(IMPLEMENTATIONS[who])
@@ -230,7 +231,7 @@ def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Cal
 def exact(model: Model) -> Named:
     """Compute the step in float64 and eager.
 
-    Except where the model itself uses float32.
+    Parts that the model itself computes in float32 stay.
     """
     call, read = prepared(model, EAGER, "float64")
     return read(call())
@@ -242,7 +243,7 @@ def exact(model: Model) -> Named:
 def share(who: str, call: Callable[[], Any], clock: Callable[[], float]) -> float:
     """Return the share of one call's time in attention, backward included.
 
-    who: whose implementation it is.
+    who: the implementation of attention.
     """
     from_transformers = sys.modules.get("transformers.modeling_utils")
     tables = [FUNCTIONS, *([from_transformers.ALL_ATTENTION_FUNCTIONS] if from_transformers else [])]
@@ -293,7 +294,7 @@ class Inside:
 
 
 class Mark(torch.autograd.Function):
-    """The same tensors; calls a function when backward has their gradients."""
+    """The identity on tensors, which calls a function when backward reaches it."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:

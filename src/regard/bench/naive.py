@@ -8,7 +8,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def weights(q: Array, k: Array, causal: bool) -> Array:
-    """softmax(Q Kᵀ / √d)."""
+    """Return softmax(Q Kᵀ / √d)."""
     P: Array = q @ k.swapaxes(-1, -2)
     P *= q.dtype.type(q.shape[-1] ** -0.5)
     if causal:
@@ -21,12 +21,12 @@ def weights(q: Array, k: Array, causal: bool) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
-    """softmax(Q Kᵀ / √d) V in the dtype of the inputs, (h, n, d) each."""
+    """Return softmax(Q Kᵀ / √d) V in the dtype of the inputs, (h, n, d) each."""
     return np.asarray(weights(q, k, causal) @ v)
 
 
 def gradients(q: Array, k: Array, v: Array, dout: Array, causal: bool = False) -> tuple[Array, Array, Array]:
-    """dq, dk and dv; the weights are made again."""
+    """Return dq, dk and dv; the weights are computed again."""
     scale = q.dtype.type(q.shape[-1] ** -0.5)
     P = weights(q, k, causal)
     dv = P.swapaxes(-1, -2) @ dout

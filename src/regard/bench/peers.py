@@ -1,8 +1,8 @@
 """Other implementations of attention, each an adapter of a few lines.
 
-An adapter takes query, key and value, (h, n, d) each, whether the call is causal, and the number of threads. It hands
-them to its library once, and returns what is timed, a call of no arguments, and how its result is read as an array.
-What it cannot do it refuses with `Unable`; whatever else goes wrong is shown as the library says it.
+An adapter takes query, key and value, (h, n, d) each, whether the call is causal, and the number of threads. It
+converts them once. It returns the call to time, without arguments, and a function from its result to an array. It
+raises `Unable` for calls that it does not support. Any other error is reported in the library's words.
 """
 
 import os
@@ -22,11 +22,11 @@ Adapter = Callable[[Array, Array, Array, bool, int], Prepared]
 
 
 class Unable(Exception):
-    """Why a peer does not take part."""
+    """Raised with the reason why a peer does not take part."""
 
 
 def naive_numpy(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
-    """`bench.naive`: heads that share a key are broadcast."""
+    """Prepare `bench.naive`; heads that share a key are broadcast."""
     if q.itemsize == 2:
         raise Unable("NumPy has no products of 16-bit floats that use the processor's")
     shared = (len(k), len(q) // len(k), *q.shape[1:])
@@ -35,7 +35,7 @@ def naive_numpy(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Pre
 
 
 def tiled(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
-    """`regard`'s own engine on NumPy alone."""
+    """Prepare `regard`'s engine on NumPy alone."""
     regard.set_num_threads(threads)
     return lambda: regard.attention(q, k, v, causal=causal, engine="tiled"), lambda out: out
 
@@ -48,12 +48,12 @@ def tensor(x: Array) -> Any:
 
 
 def tensors(*arrays: Array) -> list[Any]:
-    """Arrays (h, n, d) as PyTorch tensors (1, h, n, d) that share their memory."""
+    """Return arrays (h, n, d) as PyTorch tensors (1, h, n, d) on the same memory."""
     return [tensor(x)[None] for x in arrays]
 
 
 def array(x: Any) -> Array:
-    """Return a tensor (1, h, n, d) as an array of the nearest dtype that NumPy has."""
+    """Return a tensor (1, h, n, d) as an array of the nearest dtype in NumPy."""
     return np.asarray((x.float() if x.element_size() == 2 else x)[0].numpy())
 
 
@@ -95,7 +95,7 @@ def torch_flex(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prep
 def jax_dpa(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
     """Prepare `jax.nn`'s function, with positions before heads.
 
-    Its threads are those that the process may run on.
+    Its number of threads is that of the process's cores.
     """
     import jax
 
@@ -180,7 +180,7 @@ def openvino_sdpa(q: Array, k: Array, v: Array, causal: bool, threads: int) -> P
 
     def call() -> Any:
         request.infer()
-        return arrays  # whose memory the tensors share
+        return arrays  # the tensors share their memory
 
     return call, lambda _: np.asarray(request.get_output_tensor().data).view(q.dtype)[0]
 
@@ -197,7 +197,7 @@ PEERS: dict[str, Adapter] = {
 
 
 def reason(error: BaseException) -> str:
-    """Why a peer does not take part, in one line."""
+    """Return the reason why a peer does not take part, in one line."""
     if isinstance(error, ImportError) and error.name:
         return f"not installed: {error.name}"
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -32,7 +32,7 @@ Plot = tuple[str, Figure]
 
 
 def plots(report: Report) -> dict[str, Plot]:
-    """Return captions and figures by name, those for which the report has rows."""
+    """Return captions and figures by name, if the report has rows for them."""
     if "device" in report.method:
         made: dict[str, Callable[[Report], Plot | None]] = {"forward": forward}
         return {name: plot for name, make in made.items() if (plot := make(report)) is not None}
@@ -48,9 +48,9 @@ def plots(report: Report) -> dict[str, Plot]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as "svg" or "png": the same bytes each time.
+    """Write a figure as "svg" or "png", as the path's ending says.
 
-    The path's ending says which.
+    The bytes are the same each time.
     """
     # Without a date, and with names of parts that are not random.
     with rc_context({"svg.hashsalt": "regard"}):
@@ -114,7 +114,7 @@ def options(report: Report) -> Plot | None:
 
 
 def derivatives(report: Report) -> Plot | None:
-    """Plot time over that of the reference as bars, with the goals."""
+    """Plot time over the reference's as bars, with the goals."""
     return costs(report, "derivatives", "that of forward (JVP), of PyTorch's backward, or of backward",
                  "Cost of derivatives: 8 heads, n = 2048, d = 64", "derivatives, with their goals")  # fmt: skip
 
@@ -127,7 +127,7 @@ def costs(report: Report, group: str, base: str, title: str, caption: str) -> Pl
     most = 1.15 * max((x.goal for x in results if x.goal is not None), default=2.0)
     for y, x in enumerate(results):
         figure_of, (low, high) = x.figure() or 0.0, x.spread()
-        missed = x.met is False  # not None: no goal
+        missed = x.met is False  # None means no goal
         colour, hatch = (MISSED, "////") if missed else (STYLES[SUBJECT][0], None)
         axes.barh(y, min(figure_of, most), height=0.62, color=colour, hatch=hatch, edgecolor="white")
         if high < most:
@@ -253,14 +253,14 @@ def points(
     turn: Callable[[Result, float], float],
     values: Callable[[Result, str], list[float]] = Result.values,
 ) -> Points:
-    """Return (n, the median after `turn`) where `name` was measured."""
+    """Return (n, the median after `turn`) for rows with a measurement of `name`."""
     return [(x.facts["n_q"], turn(x, statistics.median(values(x, name)))) for x in results if x.samples.get(name)]
 
 
 def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[str, str]] = STYLES) -> None:
-    """Draw a line for each, named at its end.
+    """Draw a line for each, with its name at the end.
 
-    Names move apart where they would overlap.
+    Overlapping names move apart.
     """
     found = {name: line for name, line in found.items() if line}
     for name, line in found.items():
@@ -281,7 +281,7 @@ def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[st
 
 
 def apart(heights: list[float], gap: float) -> list[float]:
-    """Move rising heights as little as makes neighbours differ by `gap`.
+    """Move ascending heights as little as makes neighbours differ by `gap`.
 
     Where they meet, both move.
     """
@@ -295,7 +295,7 @@ def apart(heights: list[float], gap: float) -> list[float]:
 
 
 def over_n(axes: Axes, results: Iterable[Result]) -> None:
-    """Format the axis of n, with a tick for each size that was measured."""
+    """Format the axis of n, with a tick for each measured size."""
     sizes = sorted({x.facts["n_q"] for x in results})
     axes.set_xscale("log", base=2)
     shown = sizes if len(sizes) <= 10 else sizes[::2]

@@ -174,7 +174,7 @@ def _memory(title: str, results: list[Result]) -> ReportTable:
 
 
 def crossings(report: Report) -> list[str]:
-    """Return the n from which on `regard` is faster than naive NumPy."""
+    """Return the n above which `regard` is faster than naive NumPy."""
     found = []
     for kind in ("plain", "causal"):
         ahead = {
@@ -216,7 +216,7 @@ STYLES = {"yes": "green", "no": "red"}
 
 
 def show_rows(rows: list[Row], console: Any) -> None:
-    """Print the rows that would be measured."""
+    """Print the rows to measure."""
     from rich.text import Text
 
     for row in rows:
@@ -262,7 +262,10 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
 
 def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
-    """Return the report as a page; `pictures` are names of files and their captions."""
+    """Return the report as a page.
+
+    pictures: names of files and their captions.
+    """
     device = "device" in report.method
     lines = ["# Benchmarks", "", METHOD_ON_DEVICE if device else METHOD, ""]
     lines += [f"- {name}: {value}" for name, value in report.machine.items()]

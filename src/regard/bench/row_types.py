@@ -37,7 +37,10 @@ BACKWARD = 2.5
 
 
 class Row(Protocol):
-    """A line of the report. quick: whether it belongs to the short run."""
+    """A line of the report.
+
+    quick: it belongs to the short run.
+    """
 
     @property
     def group(self) -> str: ...
@@ -56,7 +59,7 @@ class Row(Protocol):
 def named(result: Any) -> Named:
     """Return the arrays of a result of `regard.attention` by name.
 
-    Of statistics with several arrays, the values.
+    For statistics with several arrays, only the values.
     """
     if not isinstance(result, tuple):
         return {"out": result}
@@ -76,7 +79,7 @@ def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
 def flops(c: Case, options: Options) -> float:
     """Return 2 · b · h · n_q · n_k · (d + d_v).
 
-    Half of it for as many causal queries as keys.
+    For a causal call with as many queries as keys, half of that.
     """
     half = 0.5 if options.get("causal") and c.n_q == c.n_k else 1.0
     return half * 2.0 * float(np.prod(c.lead)) * c.h * c.n_q * c.n_k * (c.d + c.d_v)
@@ -87,7 +90,7 @@ def facts(c: Case) -> dict[str, Any]:
 
 
 def checked(c: Case, dtype: Any, s: Setting, **more: Any) -> tuple[Callable[[], Any], Options]:
-    """Return a call whose result was checked, and its options."""
+    """Return a call with a checked result, and its options."""
     q, k, v, options = c.inputs_with_real_bias(dtype)
     options |= more
     call = partial(regard.attention, q, k, v, engine=s.engine, **options)
@@ -186,9 +189,9 @@ def compared(
     work: float,
     s: Setting,
 ) -> Result:
-    """Time every adapter whose result is right, in turns with the contenders.
+    """Time every adapter with a right result, in turns with the contenders.
 
-    Rates are computed if a call does `work`.
+    work: FLOPs or bytes of a call, to compute rates.
     """
     found.failures = {name: why for name, why in s.left_out.items() if name in adapters}
     for name, adapter in adapters.items():
@@ -216,7 +219,7 @@ def partly(
     dtype: np.dtype[Any],
     naive: Mapping[str, float] | None = None,
 ) -> Callable[[], Any] | None:
-    """Return a contender's call once its result is right, as far as it has one.
+    """Return a contender's call if its result is right, as far as it has one.
 
     Otherwise record the failure and return None.
     """
@@ -276,9 +279,9 @@ def visible(c: Case, options: Options) -> float:
 
 @dataclass(frozen=True)
 class DerivativeRow:
-    """Time of a derivative over that of `base`, which is a derivative or forward.
+    """Time of a derivative over that of `base`, a derivative or forward.
 
-    PyTorch's own is measured too, where it has one. versus: measure against PyTorch instead.
+    PyTorch's own is measured too, if it exists. versus: measure against PyTorch instead.
     """
 
     name: str
@@ -332,8 +335,8 @@ class DerivativeRow:
 class SpeedupRow:
     """Time of a call on several threads over the same call on one.
 
-    In the same round, the peak's gain by the same threads is measured. Virtual cores may share one core, or have busy
-    neighbours, from one second to the next: a call gains no more than they allow, and a median takes many rounds.
+    The same round measures the peak's gain by these threads. Virtual cores may share one core, or have busy neighbours,
+    from one second to the next. A call gains no more than they allow, so a median takes many rounds.
     """
 
     group: str

@@ -43,7 +43,7 @@ IN_GROWTH = tuple(name for name in PEERS if name != "FlexAttention")  # it would
 
 
 def rows() -> Iterator[Row]:
-    """Iterate over every row, in the order of the report."""
+    """Yield every row, in the order of the report."""
     for dtype in ("float32", "float64", "bfloat16"):
         yield LimitRow(f"peak, {dtype}", partial(limits.peak, dtype))
     for dtype in ("float32", "float64"):
@@ -164,7 +164,7 @@ def derivative_rows() -> Iterator[Row]:
 
 
 def chosen(pattern: str | None = None, quick: bool = False, among: Iterable[Row] | None = None) -> list[Row]:
-    """Return the rows whose `group: name` the regular expression finds."""
+    """Return the rows with a `group: name` that matches a regular expression."""
     return [
         row
         for row in (rows() if among is None else among)

@@ -19,7 +19,7 @@ from regard.runtime.threads import num_threads
 PACKAGES = ("numpy", "llvmlite", "torch", "transformers", "jax", "onnxruntime", "openvino")
 
 Progress = Callable[[str, int], object]
-"""Told what is being done and how many rows are done."""
+"""Called with the current stage and the number of finished rows."""
 
 QUICK: dict[str, Any] = {
     "rounds": 3,
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {
 def on_device(s: Setting, name: str) -> Setting:
     """Return settings for a device of PyTorch.
 
-    Raises ValueError, in one line, if there is none of that name.
+    Raises ValueError, in one line, if it does not exist.
     """
     from regard.bench import device
 
@@ -43,8 +43,8 @@ def on_device(s: Setting, name: str) -> Setting:
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
     """Measure rows on the last of the cores that may be used.
 
-    Libraries are held to as many threads. An interruption ends it early, with the rows that are done; without any,
-    there is no report.
+    Libraries are limited to as many threads. An interruption ends it early, with the finished rows in the report;
+    without any, there is no report.
     """
     before = num_threads()
     results: list[Result] = []
@@ -86,7 +86,7 @@ def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
 
 
 def machine(s: Setting) -> dict[str, str]:
-    """Describe the processor, the target and the versions of everything measured.
+    """Describe the processor, the target and all measured versions.
 
     Nothing names the machine.
     """

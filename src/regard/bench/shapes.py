@@ -1,6 +1,6 @@
 """Attention in the shapes of real models, by PyTorch's function and by ours.
 
-Sizes are those of published configurations. Padding and windows are arrays of booleans, as transformers makes them.
+Sizes are those of published configurations. Padding and windows are boolean arrays, as transformers makes them.
 """
 
 from collections.abc import Callable
@@ -82,9 +82,9 @@ def shape(
     n_k: int | None = None,
     trains: bool = False,
 ) -> Shape:
-    """Make a shape, token-major except where keys come from a cache.
+    """Make a shape, token-major except for keys from a cache.
 
-    over: key-value heads.
+    over: the number of key-value heads.
     """
     cached = n == 1
     sizes: Any = {"lead": (batch,), "h": heads, "h_kv": over, "n_q": n, "n_k": n_k or n, "d": d, "d_v": d}
@@ -139,7 +139,7 @@ def expected(shape: Shape) -> tuple[DerivativeCall, dict[str, Array]]:
 def adapter(who: str, shape: Shape, g: DerivativeCall, dtype: np.dtype[Any]) -> row_types.Prepared:
     """Prepare a shape's call of PyTorch's function or of ours.
 
-    Forward, and backward if it trains.
+    It is forward, and backward if it trains.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A small U-Net of latent diffusion, with attention to itself and to a text."""
+"""A small U-Net of latent diffusion, with self-attention and attention to a text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import regard.torch
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention as the textbook writes it, n × n in memory."""
+    """Return attention as in a textbook, n × n in memory."""
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     return scores.softmax(-1) @ value
 
@@ -20,7 +20,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sdpa": lambda *given: nn.functional.scaled_dot_product_attention(*given),
     "regard": lambda *given: regard.torch.scaled_dot_product_attention(*given),
 }
-"""Implementations of attention by the names that transformers gives them; ours is the drop-in."""
+"""Implementations of attention by transformers' names; ours is the drop-in."""
 
 
 class UNetAttention(nn.Module):
@@ -65,11 +65,10 @@ class UNetStage(nn.Module):
 
 
 class UNet(nn.Module):
-    """Predict noise in latents (b, 4, s, s) from their time and a text.
+    """A network that predicts noise in latents (b, 4, s, s) from time and a text.
 
-    time: (b, 1) in 0 to 1. text: (b, m, text). Returns a tuple of (b, 4, s, s).
-
-    Attention over s² places with heads of d features, over (s / 2)² with twice as many heads, and over s² again.
+    time: (b, 1) in 0 to 1. text: (b, m, text). Returns a tuple of (b, 4, s, s). It attends over s² places with heads of
+    d features, over (s / 2)² with twice as many heads, and over s² again.
     """
 
     def __init__(self, width: int = 160, text: int = 256, d: int = 40):

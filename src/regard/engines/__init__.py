@@ -14,20 +14,20 @@ why the engine cannot run here, or cannot run a problem. `weights` and `maps` (`
 lse, which may be that of more keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
-- `jvp`: the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
-  where their entropy is None, so is its tangent.
+- `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their
+  entropy is None, so is its tangent.
 - `backward_jvp`: the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents. d_outputs
   are the tangents of the outputs along t.
 - `jvp_jvp`: the tangents along u of `jvp`'s tangents along a constant t. d_t and d_u are the tangents of the outputs
   along each.
 
 The last two make double backward. The gradient of ⟨u, gradients⟩ in the inputs is `backward_jvp` along u with constant
-cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the outputs of `forward`, with entropy where it
+cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the outputs of `forward`, with entropy if it
 has a cotangent. None in cotangents or tangents is 0.
 
-An engine may also have `repeatable_call(problem, dense=False)`: a function of the addresses of query, key, value, out
-and lse that runs the call on other arrays of the same shapes and strides, or None (`ops/callcache.py`). With `dense`
-the addresses of a bias and of dense masks follow.
+An engine may also have `repeatable_call(problem, dense=False)`, which returns None or a function. The function takes
+the addresses of query, key, value, out and lse, and runs the call on other arrays of the same shapes and strides
+(`ops/callcache.py`). With `dense` the addresses of a bias and of dense masks follow.
 
 `into` holds arrays of the right shapes and dtypes that nothing else reads. An engine may write results there (of `jvp`,
 the tangents) and return those arrays; any other array that it returns is new.
@@ -79,7 +79,7 @@ class Engine(Protocol):
 
 
 class Engines(Mapping[str, Engine]):
-    """Engines by name, each imported when it is first needed.
+    """Engines by name, each imported on first use.
 
     Most calls use the first engine alone.
     """
@@ -112,13 +112,13 @@ _warned: set[str] = set()  # reasons that were given in a warning
 def engines() -> Engines:
     """Return the engines in the order in which they are tried.
 
-    "spec" runs only when it is named.
+    "spec" runs only if it is named.
     """
     return _engines
 
 
 def choose(p: Problem, name: str | None) -> Engine:
-    """Return the engine named, or the first that supports the problem.
+    """Return the named engine, or the first that supports the problem.
 
     Raises ValueError with the reason of every engine if there is none.
     """
@@ -139,9 +139,7 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 
 def _warn_of_fallback(p: Problem) -> None:
-    """Warn that the compiled engine runs here but refuses the call.
-
-    Once for each reason.
+    """Warn once for each reason that the compiled engine refuses a call.
 
     An engine that cannot run here gives no warning: `available_engines` and `regard doctor` name what is missing.
     """
@@ -160,7 +158,7 @@ def _warn_of_fallback(p: Problem) -> None:
 
 
 def _level_of_caller() -> int:
-    """Return the caller's `stacklevel` of the frame that called into this package."""
+    """Return the `stacklevel` of the frame that called into this package."""
     package, level = str(Path(__file__).parent.parent), 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
@@ -188,7 +186,7 @@ def refusals(p: Problem) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class EngineState:
-    """An engine, and the reason why it cannot run here; None if it can."""
+    """An engine, and the reason why it cannot run here, None if it can."""
 
     name: str
     about: str

@@ -19,7 +19,8 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
     """Divide the cotangents of rows by the sum of their weights, if far from 1.
 
     Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. Rows are
-    corrected where weights may have lost half of their digits. maps: of the engine, whose weights have the same errors.
+    corrected if their weights may have lost half of their digits. maps: those of the engine, since its weights have the
+    same errors.
     """
     assert outputs.lse is not None
     size, eps = np.abs(outputs.lse), np.finfo(p.compute).eps
