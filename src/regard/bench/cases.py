@@ -1,8 +1,8 @@
 """The table of cases: every option of a call, each in a small shape.
 
 Conformance tests and benchmarks read it. To add an option, add a line to CASES; every engine and framework then has to
-run it. Benchmarks take a case by its name at another size, `case("window", n_q=2048, n_k=2048)`, and scale its options
-with it.
+run it. Benchmarks take a case by its name at another size, `case("window", n_q=2048, n_k=2048)`; its options follow
+the sizes.
 """
 
 from collections.abc import Callable

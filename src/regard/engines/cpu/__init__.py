@@ -2,7 +2,7 @@
 
 Kernels are written in Python and compiled by LLVM for the instruction set at hand.
 
-Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
+Forward, backward and the tangents of both are kernels. lse and entropy are exact, and the largest weight comes with
 them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
@@ -32,9 +32,9 @@ MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 @functools.cache
 def state() -> str | None:
-    """Return the reason why it cannot run here, without loading the compiler.
+    """Return the reason why it cannot run here, or None.
 
-    None if it can.
+    It does not load the compiler.
     """
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
@@ -59,11 +59,10 @@ def supports(p: Problem) -> str | None:
 
 @once
 def _length(node: Node) -> int:
-    """Count the instructions of a rule and of its derivatives.
+    """Return the number of instructions of a rule and of its derivatives.
 
-    Derivatives are those in the score and in entries of tables.
-
-    Those of a derivative are counted as the operations that it passes through, but for sums with what does not vary.
+    Derivatives are those in the score and in entries of tables. Each counts the operations that it passes through,
+    except sums with constants.
     """
     varies: dict[Node, int] = {}  # a bit for each derivative that is not 0
     derivatives = made = 0
@@ -83,7 +82,7 @@ def _length(node: Node) -> int:
 def _work() -> Any:
     """Return the module that needs the compiler.
 
-    Importing it in each call would take a microsecond.
+    An import statement in each call would take a microsecond.
     """
     from regard.engines.cpu.schedule import work
 
@@ -91,9 +90,9 @@ def _work() -> Any:
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return outputs and what is observed, at least for `rows`.
+    """Return the outputs and the observed statistics, at least for `rows`.
 
-    The entropy is an output only where it is observed.
+    The entropy is None unless it is observed.
     """
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
@@ -138,7 +137,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def repeatable_call(p: Problem, dense: bool = False) -> Any:
-    """Return a repeatable call; None for calls that cannot be repeated.
+    """Return a repeatable call, or None.
 
     It takes the addresses of query, key, value, out and lse. dense: a bias and dense masks may follow.
     """

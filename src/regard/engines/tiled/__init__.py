@@ -2,7 +2,7 @@
 
 | Module | Contents |
 |---|---|
-| `tiles` | tiles of a call: query blocks, the key tiles that each may see, their scores |
+| `tiles` | tiles of a call: query blocks, their visible key tiles, scores |
 | `forward_pass` | forward by the online softmax; statistics; weights |
 | `derivatives` | weights and tangents of a chunk; `jvp` and its tangent |
 | `backward_pass` | backward and its tangent |

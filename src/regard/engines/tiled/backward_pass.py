@@ -51,7 +51,7 @@ class Cotangents:
 
 
 class Gradients:
-    """Gradients of a call while they are summed, in the dtype of sums."""
+    """Gradients of a call, summed in the dtype of sums."""
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
@@ -97,7 +97,7 @@ class Gradients:
         total[heads.index][heads.kv, chunk.in_call] += part[:, chunk.valid]
 
     def add_bias(self, dS: Array, chunk: Chunk) -> None:
-        """Add dS, summed over the axes along which the bias broadcasts, to dbias."""
+        """Add dS to dbias, summed over the axes along which the bias broadcasts."""
         if self.bias is None:
             return
         heads, p = chunk.block.heads, self.p
@@ -171,9 +171,8 @@ def backward_jvp(
 ) -> Differential:
     """Return the tangents of `backward` along t and d_ct.
 
-    t: tangents of the inputs; d_ct: of the cotangents.
-
-    d_outputs: the tangents of the outputs along t, as `jvp` returns them.
+    t: tangents of the inputs. d_ct: those of the cotangents. d_outputs: those of the outputs along t, as `jvp` returns
+    them.
     """
     total = Gradients(p)
     along = InputTangents(p, t)
@@ -229,9 +228,9 @@ def dot(x: Array, y: Array) -> Array:
 
 
 def in_turn(p: Problem, total: Gradients, work: Any) -> None:
-    """Do work for every query block, in order where blocks add to the same array.
+    """Call work on every query block, in order if blocks add to the same array.
 
-    These have the same keys, or a shared bias, sink or table.
+    They do if they have the same keys, or share a bias, sink or table.
     """
     per_kv_head = [list(one_head) for _, one_head in groupby(head_blocks(p), lambda heads: (heads.b, heads.kv.start))]
 

@@ -41,22 +41,21 @@ class BlockOutputs(BlockLse):
 
     @cached_property
     def p_sink(self) -> Any:
-        """Weight of the sink."""
+        """The weight of the sink."""
         sink = self.block.heads.sink
         return 0 if sink is None else weight(sink[..., None, None], self.lse)
 
     @cached_property
     def total(self) -> Array:
-        """Σ_j P = 1 − p_sink, 0 where the row sees nothing."""
+        """Σ_j P = 1 − p_sink, 0 if the row sees nothing."""
         return np.where(self.lse == -np.inf, 0, 1 - self.p_sink)
 
 
 class ChunkWeights:
     """Scores S, weights P and dropout D of a chunk.
 
-    raw: the scores before score rules. D: None without dropout.
-
-    plain: nothing is hidden, so no mask of hidden pairs is needed.
+    raw: the scores before score rules. D: None without dropout. plain: nothing is hidden, so no mask of hidden pairs is
+    needed.
     """
 
     def __init__(self, saved: BlockLse, chunk: Chunk, plain: bool = False):
@@ -80,11 +79,11 @@ class ChunkWeights:
 
     @cached_property
     def surprise(self) -> Array:
-        """log P + 1, the derivative of P log P."""
+        """Return log P + 1, the derivative of P log P."""
         return self.visible(self.S - self.saved.finite_lse) + 1
 
     def through(self, node: Node | None, x: Array, ds: Array | None = None) -> Array:
-        """Return x · node for a derivative of the score rule; None is no rule, so 1.
+        """Return x · node, where node is a derivative of the score rule; None means 1.
 
         ds: T˙, for a derivative along a direction.
         """
@@ -110,7 +109,7 @@ class InputTangents:
 class BlockTangents:
     """Tangents of a query block: q˙, scaled as q is, and k˙ and v˙ of all keys.
 
-    None is constant.
+    None means constant.
     """
 
     def __init__(self, saved: BlockOutputs, along: InputTangents):
@@ -123,9 +122,9 @@ class BlockTangents:
         self.sink: Any = 0 if along.sink is None else along.sink[heads.kv, heads.group]
 
     def scores(self, x: ChunkWeights) -> tuple[Array, Array]:
-        """Return T˙ and S˙, which is 0 where a pair is hidden.
+        """Return T˙ and S˙, which are 0 for hidden pairs.
 
-        One array where there is no score rule.
+        Without a score rule both are one array.
         """
         chunk, along = x.chunk, self.along
         T = np.zeros(chunk.shape, x.S.dtype)
@@ -154,10 +153,8 @@ class BlockTangents:
 class WeightTangents(NamedTuple):
     """Tangents of a chunk's weights.
 
-    P˙ = P (w − lse˙) with lse˙ = Σ P w + the sink's term.
-
-    weighted: P w. second_order: a term of −H˙ beside Σ P w (log P + 1). values: pairs of weights and tangents of V,
-    whose products are added to the output's tangent.
+    P˙ = P (w − lse˙) with lse˙ = Σ P w + the sink's term. weighted: P w. second_order: a term of −H˙ in addition to Σ P
+    w (log P + 1). values: pairs of weights and tangents of V; their products add to the output's tangent.
     """
 
     weighted: Array
@@ -171,7 +168,7 @@ ChunkTangents = Callable[[ChunkWeights], WeightTangents]
 def output_tangents(
     p: Problem, outputs: Outputs, begin: Callable[[BlockOutputs], tuple[Any, ChunkTangents]]
 ) -> Outputs:
-    """Compute tangents of the outputs, of the entropy if it is given, in one pass.
+    """Return tangents of the outputs, of the entropy if it is given, in one pass.
 
     begin: returns for a query block the sink's term of lse˙, and a function from a chunk to its weights' tangents.
 
@@ -193,7 +190,7 @@ def output_tangents(
             weighted, second_order, values = chunk_tangents(x)
             mean += in_order(weighted.sum(axis=-1))
             if d_entropy is not None:
-                # 1 − p_sink would be 0 where nearly all of the weight is the sink's.
+                # 1 − p_sink would be 0 if the sink has nearly all of the weight.
                 total += in_order(x.P.sum(axis=-1))
                 falling += in_order((weighted * x.surprise).sum(axis=-1))
                 if second_order is not None:
@@ -219,9 +216,7 @@ def output_tangents(
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     """Return the outputs and their tangents along t; w is S˙.
 
-    Outputs that are given are not computed again.
-
-    The tangent of the entropy is None where outputs without entropy were given.
+    Given outputs are not computed again. If their entropy is None, so is its tangent.
     """
     if outputs is None:
         outputs, _ = forward(replace(p, observe=(Statistic("entropy"),)))
@@ -279,6 +274,6 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
 
 
 def need(x: X | None) -> X:
-    """Return x, which is not None here."""
+    """Return x as not None, for type checkers."""
     assert x is not None
     return x

@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def threads_for(p: Problem, rows: int | None = None) -> int:
     """Return the number of threads for `rows` rows of a call, all by default.
 
-    One where starting more would take longer.
+    It is one if starting more would take longer.
     """
     return num_threads() if p.batch * p.heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
 
@@ -42,9 +42,9 @@ def threads_for(p: Problem, rows: int | None = None) -> int:
 def spread_blocks(
     p: Problem, work: Callable[[QueryBlock], None], rows: Positions | None = None, cols: Positions | None = None
 ) -> None:
-    """Do independent work for every query block on several threads.
+    """Call work on every query block on several threads.
 
-    rows: only blocks that hold some of them. cols: only tiles from the first of them to the last.
+    rows: only blocks with some of them. cols: only tiles from the first of them to the last.
     """
 
     def each(band: Band) -> None:
@@ -57,11 +57,9 @@ def spread_blocks(
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return the outputs and every statistic observed.
+    """Return the outputs and every observed statistic.
 
-    Entropy only where it is observed.
-
-    rows: the rows that are needed, at least; None for all.
+    Entropy is None unless it is observed. rows: the rows that are needed, at least; None for all.
     """
     observe = basic(p.observe)
     names = {s.name for s in observe}
@@ -112,12 +110,10 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 class OnlineSoftmax:
-    """Running maximum, sum and output of a query block.
+    """The running maximum, sum and output of a query block.
 
-    (kv heads, group, BLOCK_Q) each, O with d_v features.
-
-    m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S − m) D V, e = Σ exp(S − m) (S − m). A key split
-    without a visible key changes no bit of them.
+    (kv heads, group, BLOCK_Q) each, O with d_v features. m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S −
+    m) D V, e = Σ exp(S − m) (S − m). A key split without a visible key changes no bit of them.
     """
 
     def __init__(self, block: QueryBlock, entropy: bool):
@@ -175,7 +171,7 @@ class OnlineSoftmax:
     def weight(self, S: Array) -> Array:
         """Return P of scores (kv heads, group, BLOCK_Q, ...).
 
-        Computed from m and the total: next to a large m, lse has no digits left for log total.
+        It follows from m and the total: next to a large m, lse has no digits left for log total.
         """
         m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_sink())
         P: Array = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
@@ -191,7 +187,7 @@ class OnlineSoftmax:
 class TopKeys:
     """The k largest scores so far and their columns, in falling order.
 
-    (kv heads, group, BLOCK_Q, k).
+    Each is (kv heads, group, BLOCK_Q, k).
     """
 
     def __init__(self, block: QueryBlock, k: int):
@@ -220,9 +216,9 @@ class TopKeys:
 
 
 def in_order(parts: Array) -> Array:
-    """Sum over the tiles of a chunk in order.
+    """Return the sum over the tiles of a chunk, in order.
 
-    parts: (kv heads, group, T, BLOCK_Q, ...). Tiles of 0 leave no trace.
+    parts: (kv heads, group, T, BLOCK_Q, ...). Tiles of 0 change no bit.
     """
     total: Array = parts[:, :, 0] + parts.dtype.type(0)  # not −0
     for t in range(1, parts.shape[2]):
@@ -253,7 +249,7 @@ def weight(S: Array, lse: Array) -> Array:
 def rows_of(block: QueryBlock, x: Array, tail: int) -> Array:
     """Return a view of a block's rows in an output (..., h, n_q, *tail).
 
-    (kv heads, group, rows, *tail).
+    It is (kv heads, group, rows, *tail).
     """
     p = block.p
     heads = x[block.heads.index].reshape(p.kv_heads, p.group, *x.shape[x.ndim - tail :])
@@ -276,7 +272,7 @@ class BlockLse:
     def column(self, x: Array) -> Array:
         """Return the rows of x (..., h, n_q), 0 for padding.
 
-        (kv heads, group, 1, BLOCK_Q, 1).
+        They are (kv heads, group, 1, BLOCK_Q, 1).
         """
         return self.block.take(self.block.heads.per_query_head(x[..., None], 2))
 
@@ -292,7 +288,7 @@ class BlockLse:
 def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
     """Return the statistics that need the weights and lse.
 
-    Sums over queries, maps, and single rows.
+    They are sums over queries, maps, and single rows.
     """
     c = p.compute
     seen: dict[Statistic, Any] = {}
@@ -331,9 +327,9 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
-    """Return the maps of mass and largest weight, (..., h, rows, cols) each.
+    """Return the maps of mass and largest weight, as `regard.pooled` defines them.
 
-    As `regard.pooled` defines them.
+    (..., h, rows, cols) each.
     """
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
     found = second_pass(p, lse, (mass, largest))
@@ -343,12 +339,10 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
 def add_diagonals(total: Array, P: Array, middle: int) -> None:
     """Add the sums of P (..., n, m) along its diagonals to `total`.
 
-    That of P[0, 0] goes to total[..., middle].
-
-    Diagonals outside of `total` have to be 0.
+    The diagonal of P[0, 0] goes to total[..., middle]. Diagonals outside of `total` have to be 0.
     """
     n, m = P.shape[-2:]
-    # Reading rows that are one number shorter than the padded ones shifts each row by one more.
+    # Read as rows one number shorter than the padded ones, each row is shifted by one more.
     skewed = np.zeros((*P.shape[:-2], n, m + n), P.dtype)
     skewed[..., :m] = P[..., ::-1]
     sums = skewed.reshape(*P.shape[:-2], -1)[..., :-n].reshape(*P.shape[:-2], n, m + n - 1).sum(axis=-2)
@@ -371,7 +365,7 @@ def add_bins(total: Array, s: Statistic, P: Array, rows: slice, cols: slice, p: 
 
 
 def touched(edges: Array, part: slice) -> tuple[slice, Array]:
-    """Return the bins that positions touch, and the offsets at which they begin."""
+    """Return the bins that overlap some positions, and the offsets of their starts."""
     first, last = np.searchsorted(edges, [part.start, part.stop - 1], side="right") - 1
     starts = np.maximum(edges[first : last + 1] - part.start, 0)
     return slice(first, last + 1), starts.astype(np.intp)  # reduceat takes no wider ones, on 32 bits
@@ -380,7 +374,7 @@ def touched(edges: Array, part: slice) -> tuple[slice, Array]:
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """Return any part of the weights, P (..., h, rows, cols).
 
-    From the same tiles that forward computes.
+    It is computed from the same tiles as in forward.
     """
     if isinstance(rows, range) and rows.step < 0:
         return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
@@ -406,9 +400,8 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
 def overlap(wanted: Positions, start: int, size: int) -> tuple[Any, Any]:
     """Return wanted positions in [start, start + size), and their indices.
 
-    Positions count from start, indices are those in `wanted`.
-
-    Both are slices where `wanted` is a rising range, else arrays.
+    Positions count from start, indices are those in `wanted`. Both are slices if `wanted` is an ascending range, else
+    arrays.
     """
     if isinstance(wanted, range):
         step = wanted.step

@@ -1,8 +1,8 @@
-"""Tiles of a call: query blocks, the key tiles that each may see, their scores.
+"""Tiles of a call: query blocks, their visible key tiles, and scores.
 
 Query blocks begin at multiples of BLOCK_Q, counted from the absolute position i = 0; key tiles at multiples of BLOCK_K
-from j = 0. Every tile is computed at its full size, padded where the call ends. A query therefore meets the same
-products and sums in the same order, whatever else the call holds: prefill and decode give the same bits.
+from j = 0. Every tile is computed at its full size, padded at the ends of the call. A query therefore meets the same
+products and sums in the same order in any call: prefill and decode give the same bits.
 
 | Term | Meaning |
 |---|---|
@@ -30,13 +30,13 @@ Positions = range | tuple[int, ...]
 
 BLOCK_Q, BLOCK_K, SPLIT_TILES = 128, 128, 8
 CHUNK_SCORES = 2**18  # scores computed together: a megabyte of float32 stays in cache and hides Python's overhead
-BAND = 16  # the most query blocks whose tiles are found together
+BAND = 16  # maximum number of query blocks to find the tiles of together
 
 
 def padded(x: Array, start: int, size: int, dtype: Any) -> Array:
     """Return positions [start, start + size) of x (..., n, d), zero outside of x.
 
-    The result has a layout that BLAS reads; it is a view of x where possible.
+    The result has a layout for BLAS, and is a view of x if possible.
     """
     n, width = x.shape[-2:]
     if start >= 0 and start + size <= n:
@@ -53,7 +53,7 @@ def padded(x: Array, start: int, size: int, dtype: Any) -> Array:
 
 
 def is_finite(x: Array, starts: range) -> Array:
-    """Return for each start if x (..., n, d) is finite at the next BLOCK_K positions.
+    """Return for each start whether x (..., n, d) is finite at BLOCK_K positions.
 
     A sum that overflows counts as not finite, which is safe.
     """
@@ -67,7 +67,7 @@ def is_finite(x: Array, starts: range) -> Array:
 class HeadBlock:
     """One batch element and some of its heads.
 
-    Either all query heads of the key-value heads `kv`, or the query heads `group` of a single one.
+    They are all query heads of the key-value heads `kv`, or the query heads `group` of a single one.
     """
 
     p: Problem
@@ -159,7 +159,7 @@ class HeadBlock:
     def bands(self, size: int, rows: Positions | None = None, cols: Positions | None = None) -> list["Band"]:
         """Group query blocks into bands of at most `size` blocks.
 
-        rows: only blocks that hold some of them. cols: only tiles from the first of them to the last.
+        rows: only blocks with some of them. cols: only tiles from the first of them to the last.
         """
         starts, tiles = list(self.row_starts), range(len(self.tile_starts))
         if rows is not None:
@@ -177,9 +177,9 @@ class HeadBlock:
 
 
 def head_blocks(p: Problem) -> Iterator[HeadBlock]:
-    """Iterate over the head blocks of a call, each as large as a chunk allows.
+    """Yield the head blocks of a call, each as large as a chunk allows.
 
-    Where the mask reads the head, each has a single one, as heads see different tiles.
+    If the mask reads the head, each has one head, since heads see different tiles.
     """
     mask_per_head = p.mask_node is not None and "h" in reads(p.mask_node)
     tiles = min(-(-p.n_k // BLOCK_K) or 1, SPLIT_TILES)
@@ -197,7 +197,7 @@ def head_blocks(p: Problem) -> Iterator[HeadBlock]:
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Consecutive query blocks of a head block; iterating finds their tiles together."""
+    """Consecutive query blocks of a head block; iteration finds their tiles together."""
 
     heads: HeadBlock
     starts: list[int]
@@ -222,10 +222,10 @@ class Band:
 
 
 class QueryBlock:
-    """BLOCK_Q queries of a head block, and the tiles that they may see.
+    """BLOCK_Q queries of a head block, and their visible tiles.
 
-    valid: the rows of the block that exist. in_call: the same, as rows of the call. visibility: `EVERYTHING` or
-    `MIXED` for each tile.
+    valid: the rows of the block that exist. in_call: the same, as rows of the call. visibility: `EVERYTHING` or `MIXED`
+    for each tile.
     """
 
     def __init__(self, heads: HeadBlock, start: int, tiles: Array, visibility: Array):
@@ -250,9 +250,9 @@ class QueryBlock:
         return padded(x, self.start, BLOCK_Q, self.p.compute)[:, :, None]
 
     def chunks(self, chunk_tiles: int = SPLIT_TILES) -> Iterator["Chunk"]:
-        """Iterate over the visible tiles, a key split of `chunk_tiles` at a time.
+        """Yield the visible tiles in ascending order, one key split at a time.
 
-        In rising order.
+        chunk_tiles: tiles of a key split.
         """
         if not len(self.tiles):
             return
@@ -270,8 +270,8 @@ class QueryBlock:
 class Chunk:
     """T consecutive tiles of a key split, from the first visible one to the last.
 
-    valid: the columns of the chunk that exist. in_call: the same, as columns of the call. mixed: the tiles, counted
-    from the first, between which the mask has to be evaluated. whole: nothing is padding. full: nor is anything masked.
+    valid: the columns of the chunk that exist. in_call: the same, as columns of the call. mixed: the range of tiles,
+    counted from the first, that need the mask. whole: nothing is padding. full: nothing is padding or masked.
     """
 
     def __init__(self, block: QueryBlock, tiles: Array, mixed: Array):
@@ -312,7 +312,7 @@ class Chunk:
     def dense(self, x: Array, tiles: slice = slice(None)) -> Array:
         """Return some tiles of a dense mask or bias.
 
-        (kv heads, group, T, BLOCK_Q, BLOCK_K).
+        They are (kv heads, group, T, BLOCK_Q, BLOCK_K).
         """
         full = self.block.heads.per_query_head(self.p.dense(x), 2)[..., self.block.in_call, self.in_call]
         if not self.whole:
@@ -321,7 +321,7 @@ class Chunk:
         return full.reshape(*full.shape[:3], self.T, BLOCK_K).swapaxes(2, 3)[:, :, tiles]
 
     def at(self, tiles: slice = slice(None), s: Array | None = None, ds: Array | None = None) -> At:
-        """Return the indices at which rules are evaluated for some tiles."""
+        """Return the indices of some tiles, to evaluate rules at."""
         return At(
             b=np.array(self.p.origin[0] + self.block.heads.b),
             h=self.block.heads.h,
@@ -343,7 +343,7 @@ class Chunk:
     def scores(self, raw: Array) -> Array:
         """Return S: T = `raw` after score rules and bias, −∞ where masked.
 
-        Overwrites `raw` where there is no score rule.
+        Overwrites `raw` if there is no score rule.
         """
         p = self.p
         S = raw
@@ -387,7 +387,7 @@ def masked(S: Array) -> Array:
 def product(weight: Array, x: Array, hidden: Array | None) -> Array:
     """Return weight @ x for weight (..., n, m) and x (..., m, d), free of 0 · NaN.
 
-    hidden: the mask of pairs with weight 0, whose x has no influence; None where x is finite.
+    hidden: the mask of pairs with weight 0, which get no influence; None if x is finite.
     """
     total: Array
     if hidden is None:

@@ -1,8 +1,8 @@
 """Attention on NVIDIA GPUs: Triton kernels for PyTorch's CUDA tensors.
 
 Without a GPU they run on Triton's interpreter. Rules become Triton functions that kernels call inside a tile. Bounds of
-the rules decide on the device which tiles hold something visible, a chunk of tiles at a time; nothing of it is stored.
-Arrays of the host are copied to the device, and results back: for tests, and for callers who name the engine.
+the rules decide on the device which tiles hold something visible, a chunk of tiles at a time. They are never stored.
+For tests, and for callers who name the engine, arrays of the host are copied to the device, and results back.
 """
 
 import functools
@@ -48,7 +48,7 @@ def supports(p: Problem) -> str | None:
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return the outputs of all rows, entropy only if observed, and the statistics."""
+    """Return the outputs of all rows and the statistics; entropy only if observed."""
     from regard.engines.triton.launch import devices
 
     return devices.called("forward", p)

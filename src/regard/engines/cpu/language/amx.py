@@ -83,8 +83,8 @@ def add_products(
 
     Each step sums AMX_DEPTH products, through the last two registers.
 
-    row(r, n): where the r-th row block begins in step n; its rows are `width` bytes apart.
-    column(c, n): where the c-th column block begins in step n; its rows are `pitch` bytes apart.
+    row(r, n): the start of the r-th row block in step n; its rows are `width` bytes apart.
+    column(c, n): the start of the c-th column block in step n; its rows are `pitch` bytes apart.
     """
     x, y = registers[-2:]
     with x.k.loop(steps[1], start=steps[0]) as n:
@@ -98,10 +98,10 @@ def add_products(
 def add_products_by_vectors(
     k: Kernel, total: Variable, ends: tuple[Value, Value], halves: Callable[[Value], Iterable[tuple[Value, Value]]]
 ) -> None:
-    """Add products to a vector in the order in which AMX tiles sum.
+    """Add products to a vector in the same order as AMX tiles.
 
-    ends: the first packed pair and the one after the last; AMX steps are counted from pair 0.
-    halves(n): the factors of the n-th pairs, first of their even numbers, then of their odd ones.
+    ends: the first packed pair and the one after the last; AMX steps are counted from pair 0. halves(n): the factors of
+    the n-th pairs, first of their even numbers, then of their odd ones.
     """
     zero = k.constant(total.type, 0.0).spread(total.lanes)
     chains = [k.variable(zero) for _ in range(2)]

@@ -3,7 +3,7 @@
 A kernel is a Python function over a `Kernel` k. `with k.loop(n) as i` is a loop of the kernel, a Python `for` an
 unrolled one; `with k.when(condition)` is a branch. A `Value` is a number in a register: a scalar (`lanes == 0`) or a
 vector. Operators work on both, and scalars broadcast. A `Variable` can be set; a `Pointer` loads and stores. Types
-follow from the values. Products of a loop's index with loop invariants, and addresses at them, cost one addition each
+follow from the values. Products of a loop's index with loop invariants, and addresses at them, cost one addition per
 iteration.
 
     k = Kernel("add", target, ("x", "y", "n"))
@@ -86,7 +86,7 @@ class Kernel:
         return self.arguments[self.fields.index(name)]
 
     def real(self, name: str, type: Type) -> Value:
-        """Return the 64-bit float argument of that name, converted."""
+        """Return a 64-bit float argument, converted."""
         return self.arguments.of(F64)[self.fields.index(name)].to(type)
 
     def pointer(self, name: str, type: Type) -> Pointer:
@@ -117,7 +117,7 @@ class Kernel:
 
     def flags(self, bits: Value, lanes: int) -> Value:
         """Return a boolean vector from the bits of an integer."""
-        if not self.target.flags:  # else LLVM would insert the bits one by one
+        if not self.target.flags:  # otherwise LLVM would insert the bits one by one
             type = I64 if lanes * 8 == self.target.vector else I32
             places = self.constant(type, 1).spread(lanes) << self.lane_numbers(type, lanes)
             return (bits.to(type).spread(lanes) & places) != 0
@@ -208,12 +208,12 @@ class Kernel:
     def stay(self) -> None:
         """Keep the compiler from moving loads and stores across this point.
 
-        It is no instruction.
+        It is not an instruction.
         """
         self.b.fence("seq_cst", targetscope="singlethread")
 
     def need(self, x: Value) -> None:
-        """Compute x although nothing uses it."""
+        """Keep the computation of x, although nothing uses it."""
         types = [x.raw.type]
         self.b.asm(ir.FunctionType(ir.VoidType(), types), "", "r", [x.raw], side_effect=True)
 
@@ -244,7 +244,7 @@ class Kernel:
         return result
 
     def frozen(self, x: Value) -> Value:
-        """Return x through LLVM's `freeze`, which keeps it apart from its load.
+        """Return x through LLVM's `freeze`, which separates it from its load.
 
         Otherwise `p[0] = where(c, p[0], y)` becomes a masked store. With AVX2 that is VMASKMOVPS, which takes a Zen 3
         some 20 cycles.
@@ -265,7 +265,7 @@ class Kernel:
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """Transpose a square of vectors.
 
-        With fewer rows than lanes, each 16 bytes of the rows are transposed by themselves.
+        With fewer rows than lanes, each 16 bytes of the rows are transposed separately.
         """
         n = len(rows)
         inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which a shuffle is cheapest
@@ -307,7 +307,10 @@ class Kernel:
         return made
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
-        """Return the named lanes of x and y, those of y counted on from the last of x."""
+        """Return the numbered lanes of x and y.
+
+        The lanes of y are numbered after those of x.
+        """
         mask = ir.Constant(ir.VectorType(I32.raw, len(lanes)), list(lanes))
         return Value(self, x.type, len(lanes), self.b.shuffle_vector(x.raw, y.raw, mask))
 
@@ -386,7 +389,7 @@ class Kernel:
         return self._avx512("vpermi2var", low, index, high)
 
     def _avx512(self, name: str, x: Value, *others: Value | int | None) -> Value:
-        """Call an AVX-512 instruction of a vector and other operands.
+        """Call an AVX-512 instruction with a vector and other operands.
 
         others: vectors; integers, which are immediate; None for a mask of all lanes.
         """

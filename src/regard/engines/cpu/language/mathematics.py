@@ -117,10 +117,10 @@ def exp2(k: Kernel, x: Value) -> Value:
 
 
 def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
-    """Compute 2ˣ for x ≤ 1/2 as softmax weights need it.
+    """Compute 2ˣ for x ≤ 1/2, for softmax weights.
 
-    −∞ and x far below the normal range give 0, x = 0 gives exactly 1, NaN stays NaN.
-    short: 18 bits of float32 are enough, on targets with a table.
+    −∞ and x far below the normal range give 0, x = 0 gives exactly 1, NaN stays NaN. short: 18 bits of float32 are
+    enough, on targets with a table.
     """
     type, word = x.type, integer(x)
     mantissa, bias = MANTISSA[type], BIAS[type]
@@ -207,7 +207,7 @@ def _tanh_by_table(k: Kernel, x: Value) -> Value:
 
 @cache
 def _tanh_table() -> list[tuple[float, ...]]:
-    """Return by power, for every quarter n / 4, the coefficients of tanh(n / 4 + t).
+    """Return the coefficients of tanh(n / 4 + t) for every quarter n / 4, by power.
 
     The relative error is below 7e-8.
     """

@@ -1,8 +1,8 @@
 """Masks and scores as vector code.
 
 Each instruction of a `Program` becomes operations of the kernel language. Values that depend on the key alone stay
-scalars, those that depend on the query are vectors. What does not depend on the key is computed once, by `prepare`.
-Integers have 32 bits where bounds prove that they fit.
+scalars; those that depend on the query are vectors. `prepare` computes once what does not depend on the key. Integers
+have 32 bits if bounds prove that they fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,8 @@ LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 class TileContext:
     """The inputs of a rule at one place of a tile.
 
-    They are the values of its leaves by name, and of its dense arrays by slot.
-
-    For `Lowering.prepare`, leaves may be absent, and `dense` too.
+    They are the values of its leaves by name, and of its dense arrays by slot. For `Lowering.prepare`, leaves may be
+    absent, and `dense` too.
     """
 
     leaves: Mapping[str, Value]
@@ -57,7 +56,7 @@ class Lowering:
         return self.k.pointer(field, type), sizes
 
     def prepare(self, context: TileContext) -> list[Value | None]:
-        """Compute the instructions that the given leaves determine; None for the others."""
+        """Compute the instructions that the given leaves determine, None for others."""
         values: list[Value | None] = []
         for x in self.program.instructions:
             operands = [values[n] for n in x.operands]
@@ -69,7 +68,7 @@ class Lowering:
     def at(self, context: TileContext, prepared: Sequence[Value | None] | None = None) -> list[Value]:
         """Return the program's results.
 
-        `prepared` was made for the same values of some leaves.
+        prepared: instructions computed before, for the same values of some leaves.
         """
         values: list[Value] = []
         for n, x in enumerate(self.program.instructions):

@@ -1,7 +1,4 @@
-"""Values of a kernel.
-
-They are scalars and vectors in registers, variables, addresses, and induction variables of loops.
-"""
+"""Values of a kernel: registers, variables, addresses, induction variables."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +13,9 @@ INDEXED = {type.size: type for type in (I8, I16, I32, I64)}  # scales that an ad
 
 
 class _Splat(ir.FormattedConstant):  # type: ignore[misc]
-    """A vector of one constant.
+    """A vector of one constant, written once.
 
-    Written out lane by lane, constants were half of a kernel's text.
+    Lane by lane, constants were half of a kernel's text.
     """
 
     def __init__(self, vector: Any, one: Any):
@@ -161,9 +158,9 @@ class Value:
         return self != self
 
     def to(self, type: Type) -> "Value":
-        """Convert.
+        """Convert to a type.
 
-        Floats are rounded, to integers they truncate, saturate, and give 0 for NaN.
+        Floats are rounded; to integers they truncate, saturate, and give 0 for NaN.
         """
         if type is self.type:
             return self
@@ -228,11 +225,10 @@ def _is_integer(x: Any) -> bool:
 
 
 class Count(Value):
-    """A loop's index times a factor, plus a rest.
+    """A loop's index times a factor, plus an offset, perhaps times a loop invariant.
 
-    Both times a loop invariant, if `by` is given.
-
-    The product is an induction variable: it costs an addition. LLVM could find that out too, in half of its time.
+    by: the loop invariant. The product is an induction variable: it costs an addition. LLVM could find that out too, in
+    half of its time.
     """
 
     __slots__ = ("by", "factor", "loop", "rest")
@@ -248,7 +244,7 @@ class Count(Value):
 
     @property
     def apart(self) -> Value | int:
-        """The part that is added to the induction variable."""
+        """The part to add to the induction variable."""
         return self.loop.fixed(self.rest, self.by) if self.rest and self.by is not None else self.rest
 
     def __add__(self, other: Any) -> Value:
@@ -272,7 +268,7 @@ class Count(Value):
 
 
 class Sum(Value):
-    """A count and an offset, which are added to an address one after the other."""
+    """A count and an offset, added to an address one after the other."""
 
     __slots__ = ("terms",)
 
@@ -303,13 +299,13 @@ class Loop:
         self.once: dict[Any, Value] = {}
 
     def follows(self, raw: Any) -> bool:
-        """Test for a value that was computed before the loop."""
+        """Return whether a value was computed before the loop."""
         return isinstance(raw, ir.Instruction) and id(raw.parent) in self.earlier
 
     def grown(self, factor: int = 1, by: Value | None = None, base: Any = None) -> Any:
         """Return the induction variable for index · factor · by.
 
-        With a base, an address that many bytes from it.
+        base: an address; the result is then that many bytes from it.
         """
         b, key = self.k.b, (factor, None if by is None else by.raw, base)
         if key not in self.growing:
@@ -386,7 +382,7 @@ class Pointer:
         return self.bytes(n * self.type.size) if isinstance(n, int | Count) else self._on(n, self.type)
 
     def bytes(self, n: Any) -> "Pointer":
-        """Return the address n bytes on."""
+        """Return the address n bytes further."""
         if isinstance(n, Sum):
             x, y = n.terms
             return self.bytes(x).bytes(y)
@@ -421,7 +417,7 @@ class Pointer:
         self.k.b.store(value.raw, (self + n).raw, align=self.type.size)
 
     def fetch_add(self, value: Value) -> Value:
-        """Add to the number atomically; return the one before."""
+        """Add to the number atomically, and return its former value."""
         raw = self.k.b.atomic_rmw("add", self.raw, value.raw, "monotonic")
         return Value(self.k, self.type, 0, raw)
 

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
 
 def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """Return the IR that `write` makes. The kernel language is loaded only here."""
+    """Return the IR that `write` makes.
+
+    The kernel language is loaded only here.
+    """
     from regard.engines.cpu.language.kernel import Kernel
 
     collects = gc.isenabled()
-    gc.disable()  # it would scan a hundred thousand objects again and again that all stay
+    gc.disable()  # it would repeatedly scan a hundred thousand objects, none of them garbage
     try:
         k = Kernel(name, target, fields)
         k.flush()

@@ -1,1 +1,1 @@
-"""Work between problems and kernels: schedules, lists of tiles, work groups, and launches."""
+"""Work between problems and kernels: schedules, tiles, work groups, launches."""

@@ -23,12 +23,15 @@ def strides_of(spec: KernelSpec, arrays: Arrays) -> dict[str, int]:
 
 
 def layout_of(arrays: Iterable[Array | None]) -> tuple[Any, ...]:
-    """Return the part of a cache key that arrays stand for: all but their addresses and contents."""
+    """Return dtypes, shapes and strides of arrays, as part of a cache key."""
     return tuple([None if x is None else (x.dtype, x.shape, x.strides) for x in arrays])  # faster than a generator
 
 
 def check(spec: KernelSpec, arrays: Arrays) -> None:
-    """Raise ValueError for an array that a kernel would not read or write as its operand says."""
+    """Raise ValueError for an array that does not fit its operand.
+
+    A kernel would not read or write it as declared.
+    """
     for name, x in spec.operands.items():
         array = arrays.get(name)
         if array is None:

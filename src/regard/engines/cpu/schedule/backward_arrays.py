@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
-STREAMED = 2**25  # bytes of dbias from which it is stored past the caches
+STREAMED = 2**25  # bytes of dbias above which it is stored past the caches
 LANES = 64  # for AMX products
 
 
 class BackwardArrays:
     """The arrays of one call of backward, and its spec.
 
-    They are those that the kernel reads, besides the inputs, and writes.
+    They are those that the kernel writes, and those that it reads besides the inputs.
     """
 
     name = "backward"
@@ -77,7 +77,7 @@ class BackwardArrays:
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
-        """Return the array for sums of a shape: `into` where it fits, else a new one."""
+        """Return an array for sums of a shape: `into` if it fits, else a new one."""
         real = self.p.compute
         if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
             return (memory.zeros if zero else memory.empty)(shape, real, aligned=True)
@@ -88,7 +88,7 @@ class BackwardArrays:
     def bias_shape(self, bias: Array) -> tuple[int, ...]:
         """Return the shape of the sums of dS for a bias.
 
-        It is the bias's own where that has n_q and n_k, else one array for each batch element and head.
+        It is the bias's own if that has n_q and n_k, else one array for each batch element and head.
         """
         rows, keys = bias_axes(bias)
         if rows and keys:
@@ -111,7 +111,7 @@ class BackwardArrays:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """All that schedules depend on besides the problem and the layout of arrays."""
+        """The dependencies of schedules besides the problem and the layout of arrays."""
         return tuple(map(ref, self.p.rules.tables))
 
     @cached_property
@@ -175,7 +175,10 @@ class ScoreDerivatives:
 
 
 def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -> BackwardSpec:
-    """Return the spec of a call. entropy: it has a cotangent."""
+    """Return the spec of a call.
+
+    entropy: it has a cotangent.
+    """
     mask = None if p.mask_node is None else RuleArguments("mask", Program.of([p.mask_node]))
     plain = prefill_spec(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.trained_bias
@@ -197,12 +200,15 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
 
 
 def bias_shared(p: Problem, bias: Array) -> bool:
-    """Test if several heads add to the same sums over rows and keys."""
+    """Return whether several heads add to the same sums over rows and keys."""
     return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
 
 
 def bias_axes(bias: Array) -> tuple[bool, bool]:
-    """Return if the sums of dS for a bias have rows and keys; they have rows at least."""
+    """Return whether the sums of dS for a bias have rows, and whether keys.
+
+    They have rows at least.
+    """
     rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
     return rows != 1 or keys == 1, keys != 1
 
@@ -210,7 +216,7 @@ def bias_axes(bias: Array) -> tuple[bool, bool]:
 def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:
     """Return the rule of a call with its derivatives.
 
-    With tangents of tables, each is followed by its tangent.
+    tangents: of tables; each derivative is then followed by its tangent.
     """
     if p.score_node is None:
         return ScoreDerivatives()

@@ -2,8 +2,8 @@
 
 Query heads of a batch element that share a key-value head have nothing in common with others, except the gradients of a
 bias that broadcasts, of tables and of sinks. Their work is divided into *tasks*: some work groups times a column of
-tiles. A task starts when two others have ended: the one with the same query blocks and earlier tiles, and the one with
-the same tiles and earlier query blocks. So each sum has one order, however the work is divided.
+tiles. A task starts after two others: the one with the same query blocks and earlier tiles, and the one with the same
+tiles and earlier query blocks. So each sum has one order, however the work is divided.
 """
 
 import threading
@@ -46,7 +46,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ALL_TILES = 2**31
 EVERYWHERE = (0, ALL_TILES)
-TASKS = 8  # for each thread, where key-value heads are not divided
+TASKS = 8  # for each thread, if key-value heads are not divided
 
 
 def backward(
@@ -61,7 +61,10 @@ def backward(
 
 
 def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
-    """Run a schedule; return the gradients, or their tangents, as the arrays say."""
+    """Run a schedule, and return the gradients, or their tangents.
+
+    arrays: decide which of the two.
+    """
     count = p.batch * p.heads * p.n_q
     if count:
         schedule_for(p, target, arrays, threads_for(p, count)).run(p, arrays)
@@ -78,9 +81,8 @@ def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, threads: in
 class Task:
     """A node of the graph: work groups times a column of tiles.
 
-    work_groups: (first, stop) of each. tiles: the first tile and the one after the last.
-
-    partial_sum: the index of its partial sum of table gradients. before: tasks whose sums come first.
+    work_groups: (first, stop) of each. tiles: the first tile and the one after the last. partial_sum: the index of its
+    partial sum of table gradients. before: tasks with earlier sums.
     """
 
     work_groups: Array
@@ -90,7 +92,7 @@ class Task:
 
     @cached_property
     def depth(self) -> int:
-        """Return the length of the longest chain of tasks before it."""
+        """The length of the longest chain of tasks before it."""
         return max((task.depth + 1 for task in self.before), default=0)
 
 
@@ -196,7 +198,7 @@ class BackwardChunks(LaunchStages):
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, count) and rows (first, count) of query blocks: one head each."""
+        """Heads (first, count) and rows (first, count) of query blocks, one head each."""
         heads, starts = np.arange(self.p.heads), np.arange(0, self.p.n_q, self.spec.lanes)
         sizes = np.minimum(self.spec.lanes, self.p.n_q - starts)
         return np.stack([heads, np.ones_like(heads)], axis=1), np.stack([starts, sizes], axis=1)
@@ -253,9 +255,9 @@ class BackwardChunks(LaunchStages):
         ]
 
     def chains(self, blocks: Array, kv_heads: list[range]) -> dict[int, list[range]]:
-        """Return lists of key-value heads that add to the same numbers, in the order of their sums.
+        """Return lists of key-value heads that share sums, in the order of their sums.
 
-        The key of each is its partial sum where a table has a gradient.
+        The keys are partial sums if a table has a gradient.
         """
         found: dict[int, list[range]] = {}
         for number, kv_head in enumerate(kv_heads):
@@ -267,9 +269,9 @@ class BackwardChunks(LaunchStages):
         return found
 
     def whole_heads(self, blocks: Array, chains: dict[int, list[range]]) -> list[Task]:
-        """Return tasks of whole chains, none of which waits for another.
+        """Return tasks of whole chains, which do not wait for each other.
 
-        A launch takes Python some 50 µs, so tasks are no more than it takes to divide the work evenly.
+        A launch takes Python some 50 µs, so there are no more tasks than needed to divide the work evenly.
         """
         if self.sums.dtables:
             return [Task(self.work_groups(*heads), EVERYWHERE, key) for key, heads in chains.items()]
@@ -279,7 +281,7 @@ class BackwardChunks(LaunchStages):
         return [Task(self.work_groups(*chain.from_iterable(every[a:b])), EVERYWHERE, 0) for a, b in pairwise(ends)]
 
     def bias_of(self, blocks: Array, kv_head: range) -> int:
-        """Return where the bias gradient of a key-value head begins."""
+        """Return the start of the bias gradient of a key-value head."""
         return int(blocks[kv_head, self.field("dbias")].min())
 
     def work_groups(self, *rows: range) -> Array:
@@ -302,7 +304,7 @@ class BackwardChunks(LaunchStages):
     def row_ranges(self, kv_head: range, work: Array) -> list[range]:
         """Divide a key-value head's query blocks into ranges of equal work.
 
-        They are enough that threads wait little.
+        There are enough of them for threads to wait little.
         """
         steps = np.add.reduceat(work, np.arange(0, len(kv_head), self.step))
         ends = _even_edges(steps, max(4, min(8 * self.threads, len(kv_head) // self.work_group)))

@@ -1,8 +1,7 @@
 """Empty and full blocks of a dense mask or bias.
 
-One pass over it in each call finds them, as arrays may change.
-
 Empty blocks are skipped and full ones need no mask, as under a rule. FlexAttention calls such a summary a block mask.
+One pass over the array finds them in each call, since arrays may change.
 """
 
 from functools import reduce
@@ -31,10 +30,8 @@ TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 class BlockMask:
     """A summary of a mask or bias (..., h, n_q, n_k).
 
-    Blocks have `each` queries, from `first` on, and PART keys.
-
-    Hidden is False, or −∞ in a bias. Blocks with something visible, and blocks with all visible, are counted in 2-D
-    prefix sums, so four numbers answer for any rectangle.
+    Blocks have `each` queries, from `first` on, and PART keys. Hidden is False, or −∞ in a bias. Blocks with something
+    visible, and blocks with all visible, are counted in 2-D prefix sums, so four numbers answer for any rectangle.
     """
 
     def __init__(self, mask: Array, first: int, each: int, target: Target, threads: int):
@@ -50,9 +47,7 @@ class BlockMask:
     def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
         """Return the least and the greatest value in a rectangle.
 
-        rows, keys: both ends included. at: (..., h), a head.
-
-        Keys after the last one may be asked for.
+        rows, keys: both ends included; keys after the last are allowed. at: (..., h), a head.
         """
         top, bottom = (np.zeros_like(x) if self.one_row else (x - self.first) // self.each for x in rows)
         left, right = (np.minimum(x // PART, self.seen.shape[-1] - 2) for x in keys)
@@ -65,7 +60,7 @@ class BlockMask:
 
 
 def hides(bias: Array) -> bool:
-    """Test samples of a bias (..., h, n_q, n_k) for −∞."""
+    """Return whether samples of a bias (..., h, n_q, n_k) hold −∞."""
     rows, keys = (max(1, n // SAMPLES) for n in bias.shape[-2:])
     some = bias[tuple(slice(1 if step == 0 else None) for step in bias.strides[:-2])][..., ::rows, ::keys]
     return bool((some == -np.inf).any())
@@ -79,7 +74,7 @@ def _counted(x: Array) -> Array:
 
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
-    """Return, for each block, if something and if all is visible, as bytes."""
+    """Return for each block whether something, and whether all is visible, as bytes."""
 
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None
@@ -111,9 +106,8 @@ def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[
 def source(target: Target, element: Type, hidden: int | None) -> str:
     """Return the kernel's IR.
 
-    Rows are combined by *or* and by *and*, then the keys of each part.
-
-    element: an integer of the array's size. hidden: the integer that hides; None for booleans.
+    Rows are combined by *or* and by *and*, then the keys of each part. element: an integer of the array's size. hidden:
+    the integer that hides; None for booleans.
     """
 
     count = PART * element.size // 8
@@ -129,7 +123,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
         whole = width - width % W
 
         def gather(begin: bool) -> None:
-            """Combine a row with the block's earlier ones, or begin with it."""
+            """Combine a row with the block's earlier ones, or start from it."""
             x = k.at(line.value, element)
             for lanes, first, stop in ((W, 0, whole), (0, whole, width)):
                 with k.loop(stop, start=first, step=lanes or 1) as a:
@@ -154,7 +148,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
 
 
 def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tuple[int, ...], offset: Array) -> Any:
-    """Return `Ranges.dense` for a set of block masks.
+    """Return `Ranges.dense` for some block masks.
 
     Arrays without one have the bounds 0 and 1.
     """

@@ -1,7 +1,7 @@
 """Decode steps: one query of each head, against one more key in every step.
 
 Only the number of keys and the strides of a cache between batch elements and heads change. So one schedule serves all
-steps with the same number of tiles; a new one takes many times as long as a short step.
+steps with the same number of tiles. A new one takes many times as long as a short step.
 """
 
 from array import array
@@ -90,7 +90,7 @@ class DecodeStep:
             self.busy = False
 
     def _launch(self, n_k: int, members: int) -> None:
-        """Run the stages, and store them for as many members of a team."""
+        """Run the stages, and store them for the number of members of a team."""
         self.fields[N_K] = self.fields[KEY_END] = n_k
         for stage in self.stages:
             self.fields[BLOCKS] = address_of(stage.blocks)
@@ -143,7 +143,7 @@ def _form_of(p: Problem, n_k: int) -> Problem:
 
 
 def step(p: Problem, target: Target) -> DecodeStep | None:
-    """Return the schedule for a call like this one with any number of keys.
+    """Return the schedule for calls like this one with any number of keys.
 
     None for a call with options.
     """

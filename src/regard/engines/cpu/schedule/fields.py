@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def address_of(x: Array) -> int:
     """Return the address of an array."""
-    # The first word after the object's head, in NumPy's C interface; `x.ctypes` takes as long as one head of attention.
+    # The first word after the object's header, in NumPy's C interface; `x.ctypes` takes as long as a head of attention.
     return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
 
 

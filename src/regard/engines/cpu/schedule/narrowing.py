@@ -1,6 +1,6 @@
-"""Conversion of sums to results of 16 bits.
+"""Conversion of sums to 16-bit results.
 
-By NumPy, bfloat16 takes a tenth of the time of backward.
+By NumPy, that to bfloat16 takes a tenth of the time of backward.
 """
 
 import math
@@ -19,14 +19,14 @@ from regard.runtime.threads import num_threads, spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "into", "rows", "width", "row")
-SMALL = 2**15  # numbers that NumPy has converted before a kernel starts
+SMALL = 2**15  # numbers that NumPy converts before a kernel would start
 PART = 2**18  # numbers for a thread
 
 
 def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     """Convert a float32 array to another dtype, rounded to even.
 
-    Its rows are contiguous and equally far apart.
+    x: its rows are contiguous and equally far apart.
     """
     if x.size < SMALL or dtype.itemsize != 2:
         return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar

@@ -1,8 +1,8 @@
 """The second pass: from lse to statistics that are sums over queries, and to maps.
 
-Sums over queries have one order, whatever the number of threads. The rows of every head are divided into parts, whose
-number depends on the problem alone. A part adds its query blocks one after the other to a partial sum of its own, and
-partial sums are added in order. Parts end where bins of a map do, so that no bin has two.
+Sums over queries have one order for any number of threads. The rows of every head are divided into parts; their number
+depends on the problem alone. A part adds its query blocks one after the other to a partial sum of its own, and partial
+sums are added in order. Parts end at edges of a map's bins, so that no bin has two.
 """
 
 from array import array
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-PARTIAL_SUMS = 16  # parts of all heads together, where there are fewer heads
+PARTIAL_SUMS = 16  # parts of all heads together, if there are fewer heads
 
 
 def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """Return those of `visible`, `received`, `profile` and `pooled` that are observed.
+    """Return the observed statistics among `visible`, `received`, `profile`, `pooled`.
 
     Each shape of maps takes a pass.
     """
@@ -58,7 +58,7 @@ def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic
 
 
 class PartialStages(LaunchStages):
-    """Stages whose query blocks have one head each, and follow the parts of a head."""
+    """Stages with query blocks of one head each, within the parts of a head."""
 
     def __init__(self, spec: KernelSpec, p: Problem, results: KernelResults, edges: list[int], threads: int):
         super().__init__(spec, p, results, range(p.n_q), threads)
@@ -66,7 +66,7 @@ class PartialStages(LaunchStages):
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, count) and rows (first, count) of query blocks: one head each."""
+        """Heads (first, count) and rows (first, count) of query blocks, one head each."""
         lanes, made = self.spec.lanes, []
         for first, stop in zip(self.part_edges, self.part_edges[1:], strict=False):
             starts = np.arange(first, stop, lanes)
@@ -173,7 +173,7 @@ class Pass:
     def _set_addresses(self, stages: PartialStages, blocks: Array) -> list[Array]:
         """Set the offsets of query blocks into the sums.
 
-        Return the query blocks of each part.
+        Returns the query blocks of each part.
         """
         p, field, size = self.p, self.spec.block_fields.index, self.spec.real.size
         b = blocks[:, field("b")] - p.origin[0]

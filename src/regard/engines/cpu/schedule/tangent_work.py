@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class TangentCall:
-    """The outputs, tangents of the inputs, and where those of the outputs go.
+    """The outputs, tangents of the inputs, and arrays for those of the outputs.
 
     score: the rule and its tangent, None if that is 0. moving: the tables in it that are tangents. given: the output is
     read instead of computed.
@@ -90,7 +90,7 @@ class TangentCall:
 def jvp(
     p: Problem, target: Target, t: Differential, outputs: Outputs | None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Return outputs, and their tangents along tangents of the inputs.
+    """Return the outputs, and their tangents along tangents of the inputs.
 
     Given outputs are not computed again.
     """

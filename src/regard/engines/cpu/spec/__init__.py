@@ -1,4 +1,1 @@
-"""Contracts between kernels and their callers.
-
-They are kernel specs, fields, query blocks, and scratch layouts.
-"""
+"""Contracts between kernels and their callers: specs, fields, scratch layouts."""

@@ -29,9 +29,9 @@ class Operand:
     """An array that kernels read or write.
 
     role: its part in the formulas; a spec finds operands by it. axes: those after the batch. kernels: those that take
-    it. type: of its numbers, or the attribute of a spec that holds the type. contiguous: the number of last axes that
-    have no stride. tangent_of: the operand that it is a tangent of. shared: the heads of a GQA group share it, and the
-    rows of a head too.
+    it. type: of its numbers, or the attribute of a spec that holds the type. contiguous: the number of last axes
+    without a stride. tangent_of: the operand that it is a tangent of. shared: the heads of a GQA group share it, and
+    the rows of a head too.
     """
 
     name: str
@@ -66,7 +66,7 @@ OPERANDS = (
     Operand("values", "best", (*ROWS, "rank"), (FORWARD, JVP), "real", 3),
     Operand("indices", "best", (*ROWS, "rank"), (FORWARD, JVP), I64, 3),
     Operand("dout", "cotangent", MATRIX, BACKWARDS),
-    Operand("given", "statistic", ROWS, BACKWARDS, "real", 2),  # the part of c that the caller knows
+    Operand("given", "statistic", ROWS, BACKWARDS, "real", 2),  # the part of c that the caller computes
     Operand("d_entropy", "number", ROWS, BACKWARDS, "real", 2),
     Operand("c", "rest", ROWS, BACKWARDS, "real", 2),
     Operand("dq", "gradient", MATRIX, BACKWARDS, "real", 1),
@@ -107,7 +107,7 @@ OPERANDS = (
 MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column"))
 
 # The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
-# blocks, the base addresses that their offsets are counted from, and numbers.
+# blocks, the base addresses of their offsets, and numbers.
 FIELDS = (
     "work_groups", "count", "taken", "blocks", "bases", "tiles", "scratch",
     "d", "d_v", "n_k", "shift", "first_tile", "j", "keys", "scale", "row_head", "threshold", "keep_scale", "seed",
@@ -151,7 +151,10 @@ def block_fields_of(kernel: str, masks: int = 0) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RuleArguments:
-    """The fields for a program's numbers and tables; `prefix` tells programs apart."""
+    """The fields for a program's numbers and tables.
+
+    prefix: tells programs apart.
+    """
 
     prefix: str
     program: Program
@@ -168,7 +171,7 @@ class RuleArguments:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return the part that a kernel is compiled for: the program's structure and the ranks of its tables."""
+        """Return what a kernel is compiled for: structure of the program, ranks of tables."""
         return self.prefix, self.program.structure, [len(table.shape) for table in self.program.tables]
 
 

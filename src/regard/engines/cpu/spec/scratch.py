@@ -1,4 +1,4 @@
-"""Scratch memory: what a kernel stores besides its results, and layouts of it.
+"""Scratch memory: what a kernel stores besides its results, and its layouts.
 
 A layout is the sizes of arrays by name, in elements of `real`; d and d_v may be numbers or values of the kernel. A
 `ScratchArrays` has these arrays as typed attributes, each of which some kernels lack.
@@ -40,7 +40,7 @@ class ScratchArrays:
         return found
 
     def moved(self, offsets: Iterable[tuple[str, Any]]) -> Self:
-        """Return a copy in which the named arrays begin later, in elements."""
+        """Return a copy with the named arrays moved by offsets in elements."""
         made = copy(self)
         for name, offset in offsets:
             setattr(made, name, self[name] + offset)
@@ -48,7 +48,7 @@ class ScratchArrays:
 
 
 class TileScratch(ScratchArrays):
-    """Arrays of one tile, with a query in every lane, and of what a work group copies once."""
+    """Arrays of one tile, with a query in every lane, and of a work group's copies."""
 
     P: "Pointer"  # scores, then weights
     S_dot: "Pointer"  # in the JVP: tangents of scores, then of weights
@@ -177,7 +177,7 @@ def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def feature_rows(spec: KernelSpec, d: Any, more: int) -> Any:
-    """Return elements for d features and some more; AMX takes whole steps."""
+    """Return the elements of d features and some more; AMX takes whole steps."""
     return multiple(d, AMX_DEPTH) if spec.amx else d + more
 
 
@@ -188,7 +188,7 @@ def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
 def output_size(spec: KernelSpec, d_v: Any) -> Any:
     """Return the elements of O.
 
-    In prefill a row of lanes for each feature; in decode a row of features, in whole vectors, for each query.
+    Prefill has a row of lanes for each feature. Decode has a row of features, in whole vectors, for each query.
     """
     if not spec.decode_rows:
         return spec.lanes * d_v
@@ -199,7 +199,7 @@ def output_size(spec: KernelSpec, d_v: Any) -> Any:
 def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
     """Return the layout of a key split's state: maximum, sums, outputs, best keys.
 
-    Merged splits have the same.
+    Merged splits have the same layout.
     """
     rows = ("m", *_names(spec.sums))
     best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)

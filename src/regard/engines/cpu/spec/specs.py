@@ -1,4 +1,4 @@
-"""Specs: all that a kernel is compiled for, and what its caller and it agree on."""
+"""Specs: all that a kernel is compiled for, shared with its caller."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,11 +28,11 @@ class KernelSpec:
     """The spec of a forward kernel.
 
     element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of a query block, in whole
-    vectors. decode_rows: rows that share a key head where lanes are keys, 0 where lanes are queries.
-    packed_vectors: vectors of rows of a query block that covers all heads of token-major K and V, else 0.
-    paired: products take packed bf16 pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use.
-    pipelined: a tile's softmax is interleaved with the QK product of the next. bias: the type of a dense bias.
-    best: how many of the largest weights are returned.
+    vectors. decode_rows: rows that share a key head if lanes are keys, 0 if lanes are queries. packed_vectors: vectors
+    of rows of a query block that covers all heads of token-major K and V, else 0. paired: products take packed bf16
+    pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use. pipelined: a tile's softmax is
+    interleaved with the QK product of the next. bias: the type of a dense bias. best: the number of largest weights to
+    return.
     """
 
     kernel: ClassVar[str] = FORWARD
@@ -80,7 +80,7 @@ class KernelSpec:
         return tuple(x.name for x in self.operands.values() if x.role in roles and self.takes(x))
 
     def takes(self, x: Operand) -> bool:
-        """Test if a kernel of this spec has code for an operand."""
+        """Return whether a kernel of this spec has code for an operand."""
         return x.role != "bias" or self._type(x) is not None
 
     def type_of(self, name: str) -> Type:
@@ -115,7 +115,7 @@ class KernelSpec:
 
     @property
     def fetched(self) -> tuple[str, ...]:
-        """Dense arrays whose tiles are transposed, so that lanes are queries."""
+        """Dense arrays with transposed tiles, so that lanes are queries."""
         return (*self.masks, *self.biases)
 
     @property
@@ -143,12 +143,12 @@ class KernelSpec:
 
     @property
     def rows(self) -> int:
-        """Rows that a query block has room for."""
+        """The maximum number of rows of a query block."""
         return self.decode_rows if self.decode_rows and not self.packed_vectors else self.lanes
 
     @property
     def vector(self) -> int:
-        """Lanes of a vector, where lanes are keys."""
+        """Lanes of a vector if lanes are keys."""
         return self.lanes // max(1, self.packed_vectors)
 
     @property
@@ -158,9 +158,9 @@ class KernelSpec:
 
     @property
     def key_vectors(self) -> int:
-        """Vectors of keys whose scores are summed at once in decode.
+        """Vectors of keys with scores summed at once in decode.
 
-        There are two where one chain of sums would be waited for.
+        There are two if one chain of sums would be too slow.
         """
         return 2 if self.element is BF16 and 0 < self.decode_rows <= 2 and self.vector * self.real.size == 32 else 1
 
@@ -182,9 +182,8 @@ class KernelSpec:
 class TangentSpec(KernelSpec):
     """The spec of a tangent kernel.
 
-    varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent.
-    nonlinear: the rule's tangent is the second result of the `score` program. given: the output is read instead of
-    computed.
+    varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent. nonlinear:
+    the rule's tangent is the second result of the `score` program. given: the output is read instead of computed.
     """
 
     kernel: ClassVar[str] = JVP
@@ -220,7 +219,10 @@ class TangentSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class SecondPassSpec(KernelSpec):
-    """The spec of a second pass; statistics: the names of some operands with the role "sum"."""
+    """The spec of a second pass.
+
+    statistics: the names of some operands with the role "sum".
+    """
 
     kernel: ClassVar[str] = SECOND
 
@@ -231,7 +233,7 @@ class SecondPassSpec(KernelSpec):
 class TableRead:
     """A read of a float table that has a gradient.
 
-    table: its number in the program. indices: their number.
+    table: the table's number in the program. indices: the number of its indices.
     """
 
     table: int
@@ -243,8 +245,8 @@ class BackwardSpec(KernelSpec):
     """The spec of a backward kernel.
 
     The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
-    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
-    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
+    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias. bias_rows,
+    bias_keys: axes of these sums. bias_shared: several heads add to each sum.
     """
 
     kernel: ClassVar[str] = BACKWARD
@@ -296,7 +298,7 @@ class BackwardSpec(KernelSpec):
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Return the arrays that a call may lack: which it has is known at run time."""
+        """Return the arrays that a call may lack, as known at run time."""
         return tuple(x.name for x in self.operands.values() if x.tangent_of is not None and x.role in OPTIONAL)
 
     @property
@@ -349,7 +351,7 @@ def _with_tangents(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _identity(x: Any) -> Any:
-    """Return a value of a spec as one whose text is the same for the same kernel."""
+    """Return a value of a spec with the same text for the same kernel."""
     if isinstance(x, RuleArguments):
         return x.key
     return sorted(x) if isinstance(x, frozenset) else x

@@ -1,4 +1,4 @@
-"""Tiles and key splits: sizes, and the lists of tiles that query blocks have."""
+"""Tiles and key splits: sizes, and the lists of tiles of query blocks."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LANES = 16  # of a vector at most
 SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # of a key split: tiles at most, bytes of K and V at most
 # Of AMX: rows of a tile, products summed in one step, tiles of sums in registers.
 AMX_SIDE, AMX_DEPTH, AMX_SUMS = 16, 32, 4
-# Query blocks that share the tiles of a key split while they are in cache, of few tiles and of many.
+# Query blocks that share the tiles of a key split in cache, for few tiles and for many.
 WORK_GROUP, WIDE_WORK_GROUP = 16, 64
 
 TILE_BITS = 32
@@ -28,7 +28,7 @@ TILE_WORD_BITS = 4
 def split_bits(d: int, size: int) -> int:
     """Return log2 of the tiles in a key split.
 
-    Bits of results depend on it, so it depends on d and size alone.
+    It depends on d and size alone, since bits of results depend on it.
     """
     fit = SPLIT_BYTES // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), SPLIT_TILES).bit_length() - 1

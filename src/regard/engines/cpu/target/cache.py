@@ -1,8 +1,7 @@
 """Compilation of kernels, and object code on disk.
 
 Objects are files in the user's cache directory (`regard.runtime.diskcache`), each named by a hash of all that it
-depends on. Files that are truncated, that others could have changed or that LLVM does not take for an object are
-compiled anew.
+depends on. A file is compiled anew if it is truncated, if others could have changed it, or if LLVM rejects it.
 """
 
 import ctypes
@@ -37,12 +36,12 @@ MOST_OBJECTS = 16  # in memory, each some 10 to 50 kB
 
 
 SOON = 1.0
-"""Seconds of compiling before anything is said."""
+"""Seconds of compilation before an announcement."""
 
 
 @dataclass
 class _Busy:
-    """A period of compiling without a pause of a second.
+    """A period of compilation without a pause of a second.
 
     since: its start. until: its end so far.
     """
@@ -78,7 +77,7 @@ class Compiled:
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
     """Return the compiled kernel of a key.
 
-    `source` writes its IR if it has to be compiled.
+    source: writes its IR if it has to be compiled.
     """
     where = (key, target.name)
     found = _loaded.get(where)
@@ -99,7 +98,7 @@ def forget() -> None:
 
 @cache
 def _sources(folder: Path = Path(__file__).parents[1]) -> str:
-    """Hash all modules below `engines/cpu`: a change of any makes other objects."""
+    """Return a hash of all modules below `engines/cpu`, so that any change recompiles."""
     digest = diskcache.hash_of()
     for file in sorted(folder.rglob("*.py")):
         code = file.read_bytes()
@@ -131,7 +130,7 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
 
 
 def stored_object(key: str, name: str, target: Target, source: Callable[[], str]) -> bytes:
-    """Return object code that runs elsewhere, from memory or disk if it is there."""
+    """Return object code to run elsewhere, from memory or disk if it is there."""
     label, folder = f"{name}-{identity(key, target)[:40]}", diskcache.directory()
     if label in _objects:
         return _objects[label]
@@ -148,7 +147,7 @@ def stored_object(key: str, name: str, target: Target, source: Callable[[], str]
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """Announce that kernels are being compiled after a second of it.
+    """Announce after a second that kernels are being compiled.
 
     On a terminal, standard error shows the seconds, and is cleared afterwards. Elsewhere it is a log record.
     """
@@ -187,7 +186,7 @@ def _tell(done: threading.Event) -> None:
 def compile_object(text: str, target: Target, label: str) -> bytes:
     """Compile LLVM IR to object code.
 
-    With REGARD_DUMP=directory, IR and assembly are left there.
+    With REGARD_DUMP=directory, IR and assembly are written there.
     """
     _initialize(target.triple == native_triple())
     machine = _machine(target)

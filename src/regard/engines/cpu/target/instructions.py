@@ -20,7 +20,7 @@ if _one_at_a_time is not None:
 class Prefetch:
     """The prefetch pattern of data that is read once.
 
-    distance: bytes ahead. block: bytes of a block, a power of two. several: lines of it that are requested in a row.
+    distance: bytes ahead. block: bytes of a block, a power of two. several: consecutive lines of it in one request.
     level: of the caches. in_order: reads in order are faster than software prefetch.
     """
 
@@ -135,9 +135,9 @@ def targets() -> dict[str, Target]:
 
 
 def webassembly(relaxed: bool = False) -> Target:
-    """Return the target of web pages, which no process of Python runs.
+    """Return the target of web pages, which no Python process runs.
 
-    It rounds as "baseline" does, unless `relaxed`. V8 keeps 15 vectors in registers: 4 × 3 sums would be spilled.
+    It rounds as "baseline" does, unless `relaxed`. V8 keeps 15 vectors in registers, so 4 × 3 sums would be spilled.
     """
     features = "+simd128,+bulk-memory" + ",+relaxed-simd" * relaxed
     name = "wasm-relaxed" if relaxed else "wasm"
@@ -146,9 +146,7 @@ def webassembly(relaxed: bool = False) -> Target:
 
 @cache
 def native_triple() -> str:
-    """Return the triple of this process.
-
-    On Windows with objects in the format of Linux.
+    """Return the triple of this process, on Windows for objects in Linux's format.
 
     Windows objects need symbols of the C runtime (`_fltused`) and an image base, which JIT memory lacks.
     """

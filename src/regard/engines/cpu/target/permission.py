@@ -12,7 +12,7 @@ ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux o
 def refused() -> str | None:
     """Return the reason why AMX may not be used, or None.
 
-    Asking grants it to all threads, and to forked processes. Linux (since 5.16) has to be asked, because the saved
+    The request grants it to all threads, and to forked processes. Linux (since 5.16) requires it, because the saved
     state of a thread becomes 8 KiB larger.
     """
     if sys.platform != "linux":

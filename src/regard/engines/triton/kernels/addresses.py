@@ -1,4 +1,4 @@
-"""Strides of arrays, and the rows and keys that a program works on."""
+"""Strides of arrays, and the rows and keys of a program."""
 
 from typing import Any, NamedTuple
 
@@ -43,9 +43,9 @@ class RuleOperands(NamedTuple):
 class CallArguments(NamedTuple):
     """The numbers of a call, which are run-time arguments.
 
-    lead: the sizes of its leading dimensions. group: query heads for each key-value head. offset: of all batch
-    elements; offsets: the address of one for each. b, h, j: the origin. keep: 1 / (1 − dropout). threshold:
-    ⌊dropout · 2³²⌋.
+    lead: the sizes of its leading dimensions. group: query heads for each key-value head. offset: that of all batch
+    elements; offsets: the address of one for each. b, h, j: the origin. keep: 1 / (1 − dropout). threshold: ⌊dropout ·
+    2³²⌋.
     """
 
     lead: Any
@@ -68,7 +68,7 @@ class CallArguments(NamedTuple):
 
 
 class RowAddresses(NamedTuple):
-    """A query block of one head: rows r, which exist, and their absolute indices i."""
+    """A query block of one head: rows r, flags of existing ones, absolute indices i."""
 
     batch: Any
     head: Any
@@ -80,7 +80,7 @@ class RowAddresses(NamedTuple):
 
 
 class KeyAddresses(NamedTuple):
-    """A tile of keys: columns c, which exist, and their absolute indices j."""
+    """A tile of keys: columns c, flags of existing ones, and absolute indices j."""
 
     c: Any
     inside: Any
@@ -152,7 +152,7 @@ def store_matrix(ptr, x, rows, inside, size, value, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_rows(x, call, rows, REAL: tl.constexpr):
-    """Load one number of each query, of an array without columns."""
+    """Load one number of each query from an array without columns."""
     ptr = head_of(x, call, rows.batch, rows.head)
     return tl.load(ptr + rows.r * x.row, mask=rows.inside, other=0.0).to(REAL)
 

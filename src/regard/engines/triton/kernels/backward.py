@@ -1,11 +1,11 @@
 """Backward and its tangent: one kernel for queries, one for keys and values.
 
-Every sum so has one order, and needs no atomics.
+So every sum has one order, and needs no atomics.
 
     dQ = scale · dT K        dK = scale · dTᵀ Q        dV = (P D)ᵀ dO
 
-and ALONG a direction the tangents of these, in which every product is two. `bias` sums dS over the axes along which a
-bias broadcasts.
+ALONG a direction they compute the tangents of these, with two products for each. `bias` sums dS over the axes along
+which a bias broadcasts.
 """
 
 from typing import Any, NamedTuple
@@ -42,8 +42,8 @@ class OutputArguments(NamedTuple):
 class RowArguments(NamedTuple):
     """The arguments of `rows`.
 
-    It writes c_row, the part of dS / P that is one number for a query, and d_sink, the query's part in the gradient of
-    the sink. With tangents it writes those of both.
+    It writes c_row, the part of dS / P that is one number for a query, and d_sink, the query's part of the sink's
+    gradient. With tangents it writes those of both.
     """
 
     given: Any
@@ -57,7 +57,7 @@ class RowArguments(NamedTuple):
 
 
 class BackwardArguments(NamedTuple):
-    """The arguments of the other kernels; a result that is None is not asked for.
+    """The arguments of the other kernels; a result that is None is not computed.
 
     own: the leading sizes of a bias, its heads, rows and columns, and the batch elements of the call.
     """

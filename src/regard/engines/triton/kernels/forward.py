@@ -2,7 +2,7 @@
 
     m = max S     l = Σ exp(S − m)     e = Σ exp(S − m) (S − m)     O = Σ exp(S − m) D V
 
-(Milakov and Gimelshein 2018; Dao et al. 2022). Calls of few queries split the keys between programs (split-KV), and
+(Milakov and Gimelshein 2018; Dao et al. 2022). Calls with few queries split the keys between programs (split-KV), and
 `merge` combines the splits in order.
 """
 
@@ -41,9 +41,9 @@ class State(NamedTuple):
 
 
 class ForwardResults(NamedTuple):
-    """The arrays to write; None: not asked for.
+    """The arrays to write; None is not computed.
 
-    parts, columns: the states of key splits, of one query block after another.
+    parts, columns: the states of key splits, one query block after another.
     """
 
     out: Any
@@ -57,7 +57,7 @@ class ForwardResults(NamedTuple):
 
 
 class ForwardOptions(NamedTuple):
-    """The results asked for, and the number of key splits."""
+    """The results to compute, and the number of key splits."""
 
     ENTROPY: Any
     BEST: Any
@@ -76,7 +76,7 @@ def nothing(F: tl.constexpr):
 
 @triton.jit
 def finite(m):
-    """Return m, and 0 for a maximum of nothing, so that exp(−∞ − m) is 0 and not NaN."""
+    """Return m, or 0 for the maximum of nothing, so that exp(−∞ − m) is 0."""
     return tl.where(m == -INFINITY, 0.0, m)
 
 

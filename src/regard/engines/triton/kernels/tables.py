@@ -1,4 +1,4 @@
-"""Gradients of tables: dS ∂S/∂entry of each pair, or its tangent, and the entry."""
+"""Gradients of tables: for each pair dS ∂S/∂entry, or its tangent, and the entry."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class TableGradientArguments(NamedTuple):
 def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     """Write the parts and entries of the pairs of a tile.
 
-    The rule gives slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on.
+    The rule returns slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on.
     """
     READINGS: tl.constexpr = len(task.parts)
     head = tl.program_id(2).to(tl.int64)

@@ -148,7 +148,7 @@ def key_operands(arrays, call, t, batch, kv, keys, F: tl.constexpr):
 
 @triton.jit
 def products(a, x, b, y, F: tl.constexpr):
-    """Return a xᵀ + b yᵀ; a term with a None is 0, and two such terms give None."""
+    """Return a xᵀ + b yᵀ; a term with None is 0, and two of them return None."""
     if a is None or x is None:
         if b is None or y is None:
             return None
@@ -166,7 +166,7 @@ def tangent_scores(
 ):
     """Return the scores of a query block x and a tile y, and their tangents.
 
-    Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙, and then what else was asked for.
+    Along a direction the rule returns S, ∂S/∂T, S˙, (∂S/∂T)˙, and then further requested results.
     """
     scale = real(call.scale, F.REAL)
     T = products(x.q, y.k, None, None, F) * scale
@@ -188,7 +188,7 @@ def tangent_scores(
 
 @triton.jit
 def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
-    """Return x times the rule's result n, a derivative; x if there is no rule."""
+    """Return x times the rule's result n, a derivative; x itself without a rule."""
     if F.SCORE is None:
         return x
     else:

@@ -16,12 +16,11 @@ INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 class Form(NamedTuple):
-    """The specification that a kernel is compiled for.
+    """All that a kernel is compiled for.
 
     REAL: of sums. INT: of integers in rules. M, N, T: queries of a block, keys of a tile, tiles of a chunk (at most
     64); D, V: features, to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: booleans.
-    HIDES: true if something may be hidden in a tile that the mask allows whole.
-    PRECISION: of float32 products.
+    HIDES: true if something may be hidden in a tile that the mask allows whole. PRECISION: of float32 products.
     """
 
     REAL: Any
@@ -84,9 +83,9 @@ def rule(function: tl.constexpr, call, read, dense, rows, keys, s, ds, F: tl.con
 
 @triton.jit
 def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: tl.constexpr):
-    """Return S, which pairs are visible, and all results of the score rule.
+    """Return S, the visible pairs, and all results of the score rule.
 
-    The first of those is S without the bias. T_dot: the leaf ds. MASKED: the mask and the end of the keys count.
+    The first result is S without the bias. T_dot: the leaf ds. MASKED: apply the mask and the end of the keys.
     """
     S, found = T, (T,)
     if F.SCORE is not None:
@@ -105,9 +104,10 @@ def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: t
 
 @triton.jit
 def product(w, x, visible, GUARDED: tl.constexpr, F: tl.constexpr):
-    """Return w @ x, w in the dtype of x; a hidden pair has weight 0 and no influence.
+    """Return w @ x, w in the dtype of x; hidden pairs have weight 0 and no influence.
 
-    GUARDED: there may be such pairs. Then 0 · NaN must not count, so what is not finite in x is multiplied apart.
+    GUARDED: there may be such pairs. Entries of x that are not finite are then multiplied separately, since 0 · NaN
+    must not count.
     """
     w = w.to(x.dtype)
     if GUARDED:
@@ -125,9 +125,9 @@ def product(w, x, visible, GUARDED: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def of_infinite(w, x, visible):
-    """Return what entries of x that are not finite add to w @ x: ±∞, NaN or 0.
+    """Return the part of w @ x from entries that are not finite: ±∞, NaN or 0.
 
-    Only visible pairs count. One sum counts three things, in steps of 1, 2⁷ and 2¹⁴: what becomes ∞, −∞ and NaN.
+    Only visible pairs count. One sum counts three results, in steps of 1, 2⁷ and 2¹⁴: ∞, −∞ and NaN.
     """
     up, down = x == INFINITY, x == -INFINITY
     nan = tl.where(x != x, 16384.0, 0.0)
@@ -167,7 +167,10 @@ def dropped(call, x, rows, keys, F: tl.constexpr):
 
 @triton.jit
 def live_tiles(call, rules, rows, chunk, F: tl.constexpr):
-    """Return which tiles of a chunk a query block sees, and which hide nothing."""
+    """Return flags of the tiles of a chunk that a query block sees, and of full ones.
+
+    Full tiles hide nothing.
+    """
     first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.N
     last = tl.minimum(first + F.N, call.n_k) - 1
     i_lo, i_hi = tl.min(rows.i, 0), tl.min(rows.i, 0) + tl.sum(rows.inside.to(tl.int64), 0) - 1
@@ -179,9 +182,9 @@ def live_tiles(call, rules, rows, chunk, F: tl.constexpr):
 
 @triton.jit
 def live_blocks(call, rules, first_rows, keys, chunk, F: tl.constexpr):
-    """Return which query blocks of a chunk see a tile, and which hide nothing.
+    """Return flags of the query blocks of a chunk that see a tile, and of full ones.
 
-    first_rows: the rows of block 0.
+    Full ones hide nothing. first_rows: the rows of block 0.
     """
     first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.M
     last = tl.minimum(first + F.M, call.n_q) - 1
@@ -219,8 +222,8 @@ def over_keys(
 ):
     """Fold `add(a, context, tile, MASKED, W, F)` over the live tiles of a query block.
 
-    The order is always the same. Of the tiles, or of their chunks, this is the `part`th of PARTS shares. W: what else
-    `add` is compiled for.
+    The order is always the same. part: the index of one of PARTS shares of the tiles, or of their chunks. W: further
+    constants of `add`.
     """
     tiles = tl.cdiv(call.n_k, F.N)
     if F.BOUNDS is None:

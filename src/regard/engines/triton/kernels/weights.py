@@ -11,7 +11,7 @@ from regard.engines.triton.kernels.tiles import raw, scores
 
 
 class Part(NamedTuple):
-    """The arguments of `part`; lse is None where the scores themselves are asked for.
+    """The arguments of `part`; without lse it computes scores.
 
     rows: the address of the list of rows. first, step: the columns. out: the array to write.
     """

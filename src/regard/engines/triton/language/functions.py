@@ -101,7 +101,7 @@ def sign(x):
 
 @triton.jit
 def sqrt(x):
-    """Return the square root rounded to nearest, as that of float64 always is."""
+    """Return the square root rounded to nearest, as in float64."""
     return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
 
 
@@ -123,7 +123,7 @@ def rint(x):
 def expm1(x):
     """Return eˣ − 1 by Kahan's method: the roundings of exp and log cancel."""
     u = tl.exp(x)
-    near = tl.where(u == 1.0, 2.0, u)  # whose logarithm is not 0
+    near = tl.where(u == 1.0, 2.0, u)  # its logarithm is not 0
     made = (u - 1.0) * x / tl.log(near)
     return tl.where(u == 1.0, x, tl.where((u - 1.0 == -1.0) | (u == float("inf")), u - 1.0, made))
 
@@ -223,7 +223,7 @@ def random_bits(key, j):
 def surely_hidden(x):
     """Return true where a number is −∞.
 
-    Through an integer, for the interpreter broadcasts a comparison of floats as a float.
+    The comparison is of integers, since the interpreter broadcasts one of floats as a float.
     """
     return (x == float("-inf")).to(tl.int32) != 0
 

@@ -40,12 +40,12 @@ _uploaded: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 def on_device(x: Array, device: Any) -> Array:
-    """Copy a host array to a device, without waiting; None: the host itself."""
+    """Copy a host array to a device, without waiting; None stands for the host."""
     return x if device is None else array(tensor(x.copy()).to(device, non_blocking=True))
 
 
 def numbers(x: Sequence[int], device: Any) -> Array:
-    """Return 64-bit integers on a device; those of a range are made there."""
+    """Return 64-bit integers on a device; a range is made there."""
     if device is None or not isinstance(x, range):
         return on_device(np.asarray(x, np.int64), device)
     return array(torch.arange(x.start, x.stop, x.step, device=device))
@@ -63,7 +63,7 @@ def table_on(table: Table, device: Any) -> Array:
 
 
 def number(x: Any, real: Any) -> Any:
-    """Return a number of a rule or of the call as `functions.real` reads it."""
+    """Return a number of a rule or call in the form that `functions.real` reads."""
     if not isinstance(x, float):
         return int(x)
     if real == np.float32:
@@ -101,7 +101,7 @@ class Work:
         return self.per_head(self.p.dense(x), 2)
 
     def rows(self, x: Array | None) -> addresses.StridedArray | None:
-        """Return address and strides of numbers of queries, (..., h, n_q)."""
+        """Return address and strides of per-query numbers, (..., h, n_q)."""
         return None if x is None else self.per_head(x, 1)
 
     def matrix(self, x: Array | None) -> addresses.StridedArray | None:
@@ -148,7 +148,7 @@ class Work:
         )
 
     def table(self, table: Table) -> addresses.TableArguments:
-        """Return a table's arguments; bounds ask for extremes of host integers alone."""
+        """Return a table's arguments, with extremes for host integers alone."""
         least = greatest = 0
         if table.kind == "int" and device_of(table.array) is None:
             least, greatest = int(table.array.min()), int(table.array.max())
@@ -190,7 +190,7 @@ class Work:
 
     @property
     def precision(self) -> str:
-        """The precision of float32 products: "tf32" if PyTorch was asked, else "ieee"."""
+        """The precision of float32 products: "tf32" if PyTorch is set to it, else "ieee"."""
         wanted = self.p.device is not None and self.p.dtype == np.float32
         return "tf32" if wanted and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 

@@ -24,7 +24,7 @@ from regard.rules.derivative import multiply
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
-AT_ONCE = 2**22  # pairs whose parts of tables are stored at once
+AT_ONCE = 2**22  # pairs to store the parts of tables of at once
 BLOCK = 128  # rows; every query block divides it
 NONE = Outputs(None, None, None)
 
@@ -84,7 +84,10 @@ class DerivativeWork(Work):
         return lowering.values(replace(program, results=program.results[:count]), positions)
 
     def tangents(self, c_row: Array | None = None) -> tile_derivatives.DirectionArguments:
-        """Return the tangents as arguments; c_row: that of the rows."""
+        """Return the tangents as arguments.
+
+        c_row: that of the rows.
+        """
         direction = self.direction
         if direction is None:
             return tile_derivatives.DirectionArguments(*[None] * 9)
@@ -130,7 +133,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 class SecondTangents(Work):
     """The results of the rule along `other`: S˙, (∂S/∂T)˙, and the part of tables.
 
-    That part is what tables that vary along `direction` add to the second derivative.
+    That part is the share of the second derivative from tables that vary along `direction`.
     """
 
     direction: Direction
@@ -211,7 +214,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, direction: Direction | N
 
 
 def fits(p: Problem, like: Array) -> Any:
-    """Return the dtype of a gradient: the input's, or that of sums if it broadcasts."""
+    """Return the dtype of a gradient: its input's, or that of sums if it broadcasts."""
     return like.dtype if like.shape[:-3] == p.lead else p.compute
 
 
@@ -290,7 +293,7 @@ def table_part(work: DerivativeWork, task: tables.TableGradientArguments, rows: 
 def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, entry: torch.Tensor) -> None:
     """Add values (..., rows, keys) to their entries.
 
-    An axis along which all values share an entry is summed first.
+    If all values along an axis share an entry, that axis is summed first.
     """
     leaves = reads(*indices)
     for axis, leaf in ((-1, "j"), (-2, "i")):
@@ -298,5 +301,5 @@ def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, e
             value, entry = value.sum(axis, keepdim=True), entry.narrow(axis, 0, 1)
     places, order = torch.sort(entry.reshape(-1), stable=True)
     ends = torch.searchsorted(places, torch.arange(total.numel() + 1, device=places.device))
-    # `unsafe` leaves out a check for which the host would wait.
+    # `unsafe` omits a check that the host would wait for.
     total += torch.segment_reduce(value.reshape(-1).gather(0, order), "sum", offsets=ends, initial=0, unsafe=True)

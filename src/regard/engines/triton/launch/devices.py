@@ -75,7 +75,7 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
     seen |= statistics.second_pass(p, outputs.lse, tuple(s for s in observe if s not in seen))
     if all(s in seen for s in p.observe):
         return outputs, {s: seen[s] for s in p.observe}
-    # Statistics that follow from others are a few numbers of each query, and computed on the host.
+    # Statistics that follow from others have few numbers per query, and are computed on the host.
     made = complete(p, host(outputs.lse), each(seen, host), lambda p: each(forward(p), host))
     if p.device is not None:
         up = lambda x: array(tensor(x).to(p.device))  # noqa: E731

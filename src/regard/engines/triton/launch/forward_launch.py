@@ -20,7 +20,7 @@ FIELDS = ("lse", "entropy", "max", "argmax", "visible")
 
 
 def splits(p: Problem, M: int, N: int, chunk: int) -> int:
-    """Return the number of key splits: more than 1 where blocks do not fill a device."""
+    """Return the number of key splits, more than 1 if blocks do not fill a device."""
     blocks = -(-p.n_q // M) * p.batch * p.heads
     parts = -(-p.n_k // (N * chunk)) if chunk else -(-p.n_k // N)
     wanted = min(SPLITS, PROGRAMS // max(blocks, 1), parts)
@@ -28,7 +28,10 @@ def splits(p: Problem, M: int, N: int, chunk: int) -> int:
 
 
 def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, dict[str, Array]]:
-    """Return the outputs, and those of "entropy", "max", "argmax", "visible" in names."""
+    """Return the outputs, and the arrays of `names`.
+
+    names: among "entropy", "max", "argmax", "visible".
+    """
     found = {"lse": empty(p, p.shape(p.n_q), p.compute)}
     for name in names:
         found[name] = empty(p, p.shape(p.n_q), np.int64 if name in ("argmax", "visible") else p.compute)

@@ -1,6 +1,6 @@
 """Pointers, strides and launches, on a device or on Triton's interpreter.
 
-An array of the call is a NumPy array whose memory may be a device's; nothing here reads it.
+An array of the call is a NumPy array on memory that may be a device's; nothing here reads it.
 """
 
 import ctypes
@@ -57,7 +57,8 @@ def strided(x: Array, lead: int, tail: int) -> StridedArray:
 class Launch:
     """A kernel with its arguments, ready to run.
 
-    options: warps and stages. then: launches that follow. instead: what runs where shared memory does not suffice.
+    options: warps and stages. then: launches that follow. instead: the launch for devices with too little shared
+    memory.
     """
 
     kernel: Any

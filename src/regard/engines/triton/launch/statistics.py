@@ -76,7 +76,7 @@ def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: 
 
 
 def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
-    """Add sums along diagonals: of reversed and shifted rows they are columns."""
+    """Add sums along diagonals, which are columns of reversed and shifted rows."""
     if not p.n_k:
         return
     n, width = len(rows), p.n_k + len(rows) - 1

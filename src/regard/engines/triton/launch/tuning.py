@@ -1,8 +1,8 @@
 """Tile configs of kernels: queries of a block, keys of a tile, warps, stages.
 
 Each kernel has a config from a table, so that a first call compiles it once and times nothing. With REGARD_TUNE=1 the
-first large call of a `TuningSpec` times a few others. The fastest is cached on disk for all later processes, whether
-they tune or not. No choice changes the order of a sum: kernels that sum over keys keep N, those that sum over rows M.
+first large call of a `TuningSpec` times a few others. The fastest is cached on disk for all later processes, with or
+without tuning. No choice changes the order of a sum: kernels that sum over keys keep N, those that sum over rows M.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from regard.engines.triton.launch.launching import INTERPRETED, Launch
 from regard.runtime import diskcache
 from regard.version import __version__
 
-SECONDS = 20.0  # after which no other config of a kernel is compiled and timed
-LARGE = 1024  # queries and keys of a call that is worth timing
+SECONDS = 20.0  # afterwards no other config of a kernel is compiled and timed
+LARGE = 1024  # minimum queries and keys of a call to time
 VERSION = 1  # of the files
 
 
@@ -42,7 +42,7 @@ class DeviceTarget(NamedTuple):
     name: str
 
 
-ON_INTERPRETER = TileConfig(64, 64, 4, 2)  # where an operation costs the same at any size
+ON_INTERPRETER = TileConfig(64, 64, 4, 2)  # there an operation costs the same at any size
 # By bytes of an element and features of a head. Of forward in 16 bits they are what FlexAttention of PyTorch 2.13
 # begins with, which was tuned on devices; N is half of its 128 where rules, biases and sums of entropy take registers.
 TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
@@ -52,7 +52,7 @@ TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
         4: {64: TileConfig(64, 32, 4, 2), 128: TileConfig(64, 32, 8, 2), 256: TileConfig(32, 32, 8, 2)},
         8: {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 32, 4, 2)},
     },
-    "derivative": {  # of which more is alive at once
+    "derivative": {  # with more values alive at once
         2: {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(64, 32, 8, 1)},
         4: {64: TileConfig(64, 32, 4, 2), 128: TileConfig(32, 32, 8, 2), 256: TileConfig(32, 16, 8, 1)},
         8: {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 32, 4, 1)},
@@ -66,7 +66,8 @@ FREE = {"forward": "M", "query": "M", "tangent": "M", "key_value": "N"}
 class TuningSpec(NamedTuple):
     """The key of a choice, without sizes that change from call to call.
 
-    widths: features of a head, to the next power of two. options: which of mask, score, bias and dropout there are.
+    widths: features of a head, to the next power of two. options: those of mask, score, bias and dropout that the call
+    has.
     """
 
     kernel: str
@@ -168,7 +169,7 @@ def asked() -> bool:
 
 
 def fastest(configs: list[TileConfig], make: Callable[[TileConfig], Launch]) -> TileConfig:
-    """Return the fastest config, of those that fit and were tried in time."""
+    """Return the fastest config of those that fit and were timed in time."""
     begin, best, least = clock(), configs[0], float("inf")
     for config in configs:
         if clock() - begin > SECONDS:
@@ -211,7 +212,7 @@ def stored(spec: TuningSpec) -> TileConfig | None:
 
 
 def store(spec: TuningSpec, config: TileConfig) -> TileConfig:
-    """Store a choice on disk; of several processes, the first decides for all."""
+    """Store a choice on disk; among several processes the first one decides."""
     if spec.path is None:
         return config
     content = json.dumps(config).encode()

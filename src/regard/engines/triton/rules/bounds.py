@@ -1,8 +1,8 @@
 """Bounds of rules as Triton functions, for tiles with nothing visible or hidden.
 
-The intervals of `regard.rules.intervals`, for what masks are made of: integers and comparisons. What has none here is
-*unknown*, which is always sound. An interval is the names of two values, its least and its greatest, both included; of
-what is the same in all of a tile (b, h, numbers) they are one name. Booleans are int1.
+They are the intervals of `regard.rules.intervals`, for integers and comparisons, which masks consist of. Anything else
+is *unknown*, which is always sound. An interval is the names of two values, its least and its greatest, both included.
+What is the same in the whole tile (b, h, numbers) has one name. Booleans are int1.
 """
 
 import functools
@@ -25,7 +25,10 @@ ROWS = 2  # of a table that a tile may reach, along an axis before its last
 
 
 class Emitter:
-    """The lines of a function; `of` holds the interval of each instruction."""
+    """The lines of a function under construction.
+
+    of: the interval of each instruction.
+    """
 
     def __init__(self, prefix: str, rule: str, program: tuple[Instruction, ...], tables: Any, unsure: frozenset[int]):
         self.prefix, self.rule, self.program, self.tables, self.unsure = prefix, rule, program, tables, unsure
@@ -116,7 +119,7 @@ class Emitter:
     def gather(self, x: Instruction) -> Interval:
         """Return the interval of a look-up.
 
-        One entry where the indices are one; else the extremes along the last axis, in up to two rows.
+        Single indices give one entry. Otherwise it spans the extremes along the last axis, in up to two rows.
         """
         given = [self.of[n] for n in x.operands]
         value_type, rank = self.tables[x.slot]
@@ -170,7 +173,7 @@ class Emitter:
         return self.both(f"tl.full([], {table}.least, INT)", f"tl.full([], {table}.greatest, INT)")
 
     def hidden(self, n: int) -> str | None:
-        """Return an expression that is true where a score is surely −∞; None: it never is."""
+        """Return an expression that is true where a score is surely −∞, or None."""
         x = self.program[n]
         if x.kind == "float" and x.op in ("number", "literal") and self.of[n] is not None:
             return f"surely_hidden({self.of[n][0]})"  # type: ignore[index]
@@ -249,9 +252,9 @@ POINTS = {
 
 
 def bounds(p: Problem) -> Any:
-    """Return a function of tiles: which hold nothing visible, and which hide nothing.
+    """Return a function from tiles to flags: nothing is visible, nothing is hidden.
 
-    None: the rules of the call never say so.
+    None if the rules of the call never allow either.
     """
     mask = None if p.mask_node is None else _parts(p, p.mask_node)
     score = None if p.rules.hiding_node is None else _parts(p, p.rules.hiding_node)
@@ -264,7 +267,7 @@ def _parts(p: Problem, node: Node) -> Any:
 
 
 def _unsure(p: Problem, node: Node) -> frozenset[int]:
-    """Return the integers that may wrap in the call, whose bounds are unknown."""
+    """Return the integers that may wrap in the call, with unknown bounds."""
     if p.rules.integers is np.int32:
         return frozenset()
     near, nodes = 2**16, order([node])

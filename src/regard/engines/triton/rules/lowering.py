@@ -1,7 +1,7 @@
 """Rules as Triton functions of their values in a tile.
 
-A `Program` becomes the source of one function whose every line is an instruction; the numbers, tables and dense arrays
-that it reads are arguments. Sources are stored in `linecache`, so that `inspect` and tracebacks show them.
+A `Program` becomes the source of one function, with one line per instruction. The numbers, tables and dense arrays that
+it reads are arguments. Sources are stored in `linecache`, so that `inspect` and tracebacks show them.
 """
 
 import functools
@@ -71,7 +71,7 @@ def _function(name: str, arguments: str, body: str) -> Any:
 
 
 def values(program: Program, positions: Sequence[Sequence[int]] = ()) -> Any:
-    """Return a function that gives the program's results in a tile, as a tuple.
+    """Return a function from a tile to the program's results, as a tuple.
 
     positions: for some readings of tables, the table's slot and the instructions of its indices. Their positions in the
     table follow the results.
