@@ -25,6 +25,11 @@ ENGINES = ("cpu", "tiled", "triton")
 
 OPENINGS = {"What", "Whether", "Where", "How", "Of", "As"}
 DESCRIBED = (".", "engines/cpu")
+FIRST_LINE = 80
+LONG = (
+    "engines/cpu/kernels", "engines/cpu/wasm", "engines/cpu/schedule/work.py", "engines/observed.py",
+    "viewer/serve/export.py", "viewer/serve/notebook.py",
+)  # fmt: skip
 
 
 def files(place: Path, suffixes: set[str] = WRITTEN) -> list[Path]:
@@ -84,21 +89,34 @@ def test_parts_of_names(name: str, expected: set[str]) -> None:
     assert parts(name) == expected
 
 
-def docstrings(place: Path) -> list[str]:
-    found = []
-    for file in files(place, {".py"}):
-        for x in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(x, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(x)):
-                found.append(text)
-    return found
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of a module, with the lines of their owners."""
+    for x in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(x, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(x)
+            if text:
+                yield getattr(x, "lineno", 1), text
 
 
 @pytest.mark.parametrize("place", DESCRIBED)
 def test_docstrings_open_with_a_verb_or_a_noun(place: str) -> None:
-    texts = docstrings(SOURCES / place)
+    texts = [text for file in files(SOURCES / place, {".py"}) for _, text in docstrings(file)]
     found = [x for x in texts if x.split(maxsplit=1)[0] in OPENINGS]
     assert texts
     assert len(found) < 0.02 * len(texts), "\n".join(x.splitlines()[0] for x in found)
+
+
+def test_first_lines_of_docstrings_are_short_and_stand_alone() -> None:
+    found = []
+    for file in files(SOURCES, {".py"}):
+        name = file.relative_to(SOURCES)
+        if any(name.is_relative_to(x) for x in LONG):
+            continue
+        for line, text in docstrings(file):
+            first, *rest = text.splitlines()
+            if len(first) > FIRST_LINE or (rest and rest[0]):
+                found.append(f"{name}:{line}: {first}")
+    assert not found, "\n".join(found)
 
 
 def test_class_names_are_unique() -> None:

@@ -99,7 +99,7 @@ def _discard(stream: TextIO) -> None:
 
     Otherwise the interpreter would try again at exit.
     """
-    with suppress(OSError, ValueError):  # no file of the system
+    with suppress(OSError, ValueError):  # not a file of the system
         number = stream.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, number)
@@ -122,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
         raise Refusal(f"{message} (see `{self.prog} --help`)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # argparse keeps an error of this to itself
+        (file or sys.stderr).write(message)  # argparse would hide an error of this
 
 
 def _parser() -> argparse.ArgumentParser:

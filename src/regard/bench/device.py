@@ -19,8 +19,8 @@ from regard.bench.limits import Limit
 from regard.bench.measure import Call
 from regard.torch.graph.modes import busy
 
-SIDE = 8192  # of the matrices whose product is the peak
-BYTES = 2**30  # that are read, and written
+SIDE = 8192  # of the square matrices multiplied for the peak
+BYTES = 2**30  # to copy
 PEAKS = {
     "bfloat16": (torch.bfloat16, "ieee"),
     "float16": (torch.float16, "ieee"),

@@ -105,7 +105,7 @@ class DeviceMemoryRow:
             s.tick(name)
             try:
                 found.samples[name] = [device.extra(s.device, prepared(name, self.kind, g)[0])]
-            except Exception as error:  # whatever a library raises is its reason
+            except Exception as error:  # any error of a library is its reason
                 found.failures[name] = reason(error)
         return found
 

@@ -21,7 +21,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]
 
-SAMPLE = 1e-3  # seconds: shorter calls are repeated until they take as long
+SAMPLE = 1e-3  # seconds: shorter calls are repeated to take as long
 SUBJECT = "regard"
 RENAMED = (("every wish", "every option"), ("wishes", "options"), (" inside of tokens", ", token-major"))
 """Words of older reports, and those of today."""
@@ -43,8 +43,8 @@ class Setting:
     rounds: int = 9
     seconds: float = 12.0
     engine: str | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
-    device: Any = None  # of PyTorch, where rows of a device are measured
+    left_out: Mapping[str, str] = field(default_factory=dict)  # peers, with reasons
+    device: Any = None  # of PyTorch, for rows of a device
     time: Callable[[Call, int], float] | None = None  # (call, repeats) -> seconds; None: processor time
     tick: Callable[[str], object] = lambda stage: None
     done: "Sequence[Result]" = ()  # of this run, so far

@@ -20,7 +20,7 @@ from regard.core.statistics import NAMES, Profile, Top
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW = 256
-SMALL = 256  # positions of the call that comes first: compiling and loading do not count
+SMALL = 256  # positions of a first call, so that compiling and loading do not count
 D = 64
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     call = CALLS[name](n, engine)
     with contextlib.suppress(AttributeError):  # a call must not reuse freed memory unseen
         ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError):  # where it cannot be reset, the peak is that of a small call at least
+    with contextlib.suppress(OSError):  # without a reset, the peak is at least that of a small call
         Path("/proc/self/clear_refs").write_text("5")
     stay_within_memory()
     before = memory("VmRSS")

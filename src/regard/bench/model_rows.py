@@ -217,7 +217,7 @@ def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, 
             torch.set_num_threads(threads)
             regard.set_num_threads(threads)
             fill(found, replace(s, threads=threads))
-        except Exception as error:  # whatever a library raises is its reason
+        except Exception as error:  # any error of a library is its reason
             found.failures[SUBJECT] = reason(error)
         finally:
             torch.set_num_threads(theirs)

@@ -137,7 +137,7 @@ class ShareRow:
     dtype: str = "float32"
     goal: float | None = None
     reads: bool = False  # the limit is reading key and value, not arithmetic
-    by_matrices: bool = True  # where the target has them
+    by_matrices: bool = True  # if the target has them
     peers: tuple[str, ...] = tuple(PEERS)
     quick: bool = False
 
@@ -228,7 +228,7 @@ def partly(
         got = read(call())
         got = got if isinstance(got, dict) else {"out": got}
         check(got, {x: expected[x] for x in got}, dtype, naive)
-    except Exception as error:  # whatever a library raises is its reason
+    except Exception as error:  # any error of a library is its reason
         found.failures[name] = reason(error)
         return None
     return call
@@ -288,7 +288,7 @@ class DerivativeRow:
     kind: str
     case: Case
     base: str = "backward"
-    base_case: Case | None = None  # the same unless given
+    base_case: Case | None = None  # by default the same
     goal: float | None = None
     visible: bool = False  # the goal follows the share of visible pairs
     dtype: str = "float32"
@@ -372,7 +372,7 @@ class SpeedupRow:
                 turns["together"] = Contender(together)
                 times = in_turns(turns, replace(s, rounds=MANY * s.rounds), self.threads)
                 found.samples = {name: times[name] for name in ("one thread", SUBJECT)}
-                # The call's time if it gained as much as multiply-adds in registers.
+                # The call's time with the same gain as multiply-adds in registers.
                 gains = np.multiply(times["alone"], self.threads) / times["together"]
                 found.samples[PEAK] = (times["one thread"] / gains).tolist()
                 found.work = dict.fromkeys(found.samples, flops(self.case, options))

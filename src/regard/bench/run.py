@@ -50,7 +50,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
     results: list[Result] = []
     pin, limit = pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas")
     with pin, limit, current(s), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other libraries, about themselves
+        warnings.simplefilter("ignore")  # other libraries' warnings about themselves
         regard.set_num_threads(s.threads)
         try:
             for n, row in enumerate(rows):

@@ -162,7 +162,7 @@ def adapter(who: str, shape: Shape, g: DerivativeCall, dtype: np.dtype[Any]) -> 
         return call, lambda out: {"out": out.float().numpy()}
 
     inputs = [x.requires_grad_() for x in (q, k, v, *([more["attn_mask"]] if "bias" in options else []))]
-    dout = dout.transpose(1, 2).contiguous().transpose(1, 2)  # where it comes from positions come first
+    dout = dout.transpose(1, 2).contiguous().transpose(1, 2)  # in a model, positions come first
     return lambda: torch.autograd.grad(attention(q, k, v, **more), inputs, dout), torch_names
 
 

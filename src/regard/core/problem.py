@@ -210,7 +210,10 @@ class Problem:
         return np.broadcast_to(x, (*self.lead, *tail))
 
     def dense(self, x: Array) -> Array:
-        """Return a dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
+        """Return a dense mask or bias as a view of shape (..., h, n_q, n_k).
+
+        x: aligned right.
+        """
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
 
 
@@ -233,6 +236,6 @@ def collapse(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum `x` over the axes along which an array of `shape` was broadcast to it."""
     extra = x.ndim - len(shape)
     x = x.sum(axis=tuple(range(extra))) if extra else x
-    x = np.asarray(x) if isinstance(x, np.generic) else x  # NumPy makes a scalar of a single number; JAX does not
+    x = np.asarray(x) if isinstance(x, np.generic) else x  # NumPy returns a scalar for a single number; JAX does not
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return x.sum(axis=axes, keepdims=True) if axes else x

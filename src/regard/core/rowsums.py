@@ -136,7 +136,7 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
         eps = max(_eps(lse.dtype), _eps(p.compute))
         size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
         apart = np.where((given == found) | np.isnan(found) | (found == np.inf), 0, np.abs(given - found))
-        if (apart > eps * size).any():  # else a second pass over the keys is not needed
+        if (apart > eps * size).any():  # otherwise no second pass over the keys is needed
             size = size + _of_products(one, rows, at, S, found, eps)
         roundings = apart / (eps * size)
     numbers = (x.tolist() for x in (given, found, roundings))

@@ -106,7 +106,7 @@ class Engines(Mapping[str, Engine]):
 
 
 _engines = Engines()
-_warned: set[str] = set()  # reasons that were given in a warning
+_warned: set[str] = set()  # reasons already given in a warning
 
 
 def engines() -> Engines:

@@ -326,7 +326,7 @@ class _Tile:
         """
         columns = np.arange(self.ids.shape[-1])
         copies = columns < self.rows[:, None]
-        for back in range(min(length, len(columns) + 1)):  # longer ones have no copy either
+        for back in range(min(length, len(columns) + 1)):  # longer runs have no copy either
             tokens = np.roll(self.ids, back, axis=-1)
             copies = copies & (tokens[..., self.rows, None] == tokens[..., None, :]) & (columns >= back)
         return np.asarray(copies[..., None, :, :])
@@ -340,7 +340,7 @@ class _Tile:
         return values, self.alive & (self.rows > 0)
 
 
-# Each returns a value per row, (..., h, m), and flags of the rows that count, which broadcast with it.
+# Each returns a value per row, (..., h, m), and flags of the rows that count, which broadcast to it.
 
 
 def _previous(tile: _Tile) -> RowValues:

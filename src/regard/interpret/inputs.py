@@ -42,7 +42,7 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
 def text(given: str | None, file: Path | None = None) -> str | None:
     """Return a text argument: itself, standard input for "-", or a file.
 
-    A line end at the end of what is read is removed. Raises ValueError for both a text and a file, and for a text that
+    A final line end is removed. Raises ValueError for both a text and a file, and for a text that
     is empty, cannot be read, or is not UTF-8.
     """
     if given is not None and file is not None:

@@ -172,7 +172,7 @@ def query_times(metric: Any, query: Any, layout: Any) -> Any:
     for name, x in (("query", query), ("metric", metric)):
         checks.array(name, stand_in(name, ours(name, x)))
     if query.ndim < 2:
-        return query  # which is refused
+        return query  # the call will be refused
     metrics.fits(metric.shape, query.shape, layout)
     wide = compute_dtype(np.dtype(query.dtype))
     found = metrics.framework_product(query, metric, layout, lambda x: x.astype(wide))

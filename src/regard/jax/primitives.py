@@ -137,7 +137,7 @@ def evaluate(*operands: Any, task: PrimitiveTask) -> Any:
     # JAX takes over memory that begins on a cache line without a copy.
     results = [memory.empty(a.shape, a.dtype, aligned=True) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
-    # Results of arrays that may move may move too.
+    # Results may move if the arrays may.
     where = device if any(x.committed for x in arrays) else None
     return [jax.device_put(x, where) for x in results]
 

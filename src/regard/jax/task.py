@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 OUTPUTS = ("out", "lse", "entropy")
 HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
 MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
-CACHED_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
+CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[
     batch = math.prod(lead)
     if call.offset is None:
         offset: Array = np.broadcast_to(x["offset"].astype(np.int64), lead).reshape(-1)
-    else:  # for the batch without the axes of vmap, which come first
+    else:  # the axes of vmap come first and share the offset
         offset = np.array(call.offset * (batch // len(call.offset)), np.int64)
     b, h, j = call.origin if call.origin is not None else x["origin"].tolist()
     seed = call.seed if call.seed is not None else seed_of(x["seed"])

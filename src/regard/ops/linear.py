@@ -46,7 +46,7 @@ class RandomFeatures:
         random = np.random.default_rng(self.seed)
         normal = random.standard_normal((math.ceil(self.num_features / d), d, d))
         orthogonal, triangular = np.linalg.qr(normal)
-        # QR alone prefers a sign; with R's diagonal positive, rotations are uniform.
+        # QR alone is biased to a sign; with a positive diagonal of R, rotations are uniform.
         orthogonal *= np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))[..., None, :]
         norms = np.sqrt(random.chisquare(d, normal.shape[:-1]))
         rows: NDArray = (orthogonal.swapaxes(-1, -2) * norms[..., None]).reshape(-1, d)
@@ -356,7 +356,7 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
         scale = xp.amax(phi.constant(q) + highest, -1)[..., None]
 
     def padded(x: Any, fill: float = 0.0) -> Any:
-        """Pad x in front, for keys before the first row's, and at its end to a whole chunk."""
+        """Pad x at the front to the number of keys, and at the end to a whole chunk."""
         size = (*x.shape[:-2], n - x.shape[-2], x.shape[-1]), (*x.shape[:-2], -n % c, x.shape[-1])
         before, after = (xp.broadcast_to(xp.full_like(x[..., :1, :], fill), shape) for shape in size)
         return xp.concatenate([before, x, after], -2)

@@ -16,8 +16,8 @@ from regard.ops.attention import attention
 class Retrieval(NamedTuple, Generic[Array]):
     """The states of `hopfield`, and their energies.
 
-    `states` (steps + 1, ..., n, d) begins with the state given, and `energies` (steps + 1, ..., n)
-    with its energy; `states[-1]` is what was retrieved. States have the dtype of the patterns,
+    `states` (steps + 1, ..., n, d) begins with the given state, and `energies` (steps + 1, ..., n)
+    with its energy; `states[-1]` is the retrieved state. States have the dtype of the patterns,
     energies float32 (float64 for float64).
 
     >>> import numpy as np, regard
@@ -32,14 +32,15 @@ class Retrieval(NamedTuple, Generic[Array]):
 
 @dispatched
 def hopfield(state: Array, patterns: Array, *, beta: float | None = None, steps: int = 1) -> Retrieval[Array]:
-    """Retrieve stored patterns from states: attention with the patterns as keys and values.
+    """Retrieve stored patterns from states, by attention to the patterns.
 
-    A continuous modern Hopfield network (Ramsauer et al. 2020, "Hopfield Networks is All You
-    Need"). With ξ a state, x_j the m patterns and M the largest of their norms, a step is
+    The patterns are keys and values. This is a continuous modern Hopfield network (Ramsauer et al.
+    2020, "Hopfield Networks is All You Need"). With ξ a state, x_j the m patterns and M the largest
+    of their norms, a step is
 
         ξ ← Σ_j softmax_j(beta ξ·x_j) x_j                     attention(ξ, X, X, scale=beta)
 
-    and it never raises the energy, which is at least 0, and at most 2 M² where ‖ξ‖ ≤ M:
+    It never raises the energy, which is at least 0, and at most 2 M² if ‖ξ‖ ≤ M:
 
         E(ξ) = ξ·ξ / 2 − log(Σ_j exp(beta ξ·x_j)) / beta + log(m) / beta + M² / 2
 
@@ -49,8 +50,8 @@ def hopfield(state: Array, patterns: Array, *, beta: float | None = None, steps:
     Args:
         state: (..., n, d), n states.
         patterns: (..., m, d), at least one, in the state's dtype. Leading dimensions broadcast.
-        beta: inverse temperature, positive; 1/√d unless given, as in attention.
-        steps: how often the states are updated, at least 0.
+        beta: inverse temperature, positive; 1/√d by default, as in attention.
+        steps: the number of updates of the states, at least 0.
 
     Returns:
         A `Retrieval` of states (steps + 1, ..., n, d) and energies (steps + 1, ..., n).
@@ -105,7 +106,7 @@ def retrieved(space: Namespace, state: Any, patterns: Any, beta: Any, steps: Any
     offset = over((1,), xp.amax(squares(patterns), -1)[..., None]) / 2 + math.log(m) / scale
     states, energies = [over(s.shape[-2:], state)], []
     for step in range(updates + 1):
-        last = step == updates  # whose energy alone is wanted
+        last = step == updates  # only its energy is needed
         out, seen = attention(
             states[-1][..., None, :, :], keys, keys[..., :0] if last else keys, scale=scale, observe=["lse"]
         )

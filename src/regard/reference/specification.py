@@ -39,9 +39,9 @@ Real = type[np.float32] | type[np.float64] | type[np.longdouble]
 class Terms:
     """All quantities of the formulas above, (b, h, i, j) or (b, h, i) each."""
 
-    x: Array  # the query as given
+    x: Array  # the query as the caller gave it
     M: Array | None
-    q: Array  # the query times the metric, if there is one, rounded once for all engines
+    q: Array  # the query, times the metric if any, rounded once for all engines
     k: Array
     v: Array
     sink: Array
@@ -213,7 +213,7 @@ class Adjoint:
     dH: Array
     G: Array  # the gradient of P: D · (dO V)
     c: Array  # dS = P · c
-    c_row: Array  # the part of c that is one number for each query; all that the sink has
+    c_row: Array  # the part of c that is one number for each query; the sink has no other
     dS: Array
     dT: Array
 

@@ -53,7 +53,7 @@ def foreign(node: Node) -> tuple[Any, ...]:
     They are in order of first use.
     """
     read: list[Any] = []
-    # Parts of a combination have cached results, so that a long chain is not walked at each of its links.
+    # Parts of a combination have cached results, so that each link of a long chain does not walk it again.
     for x in order([node], ends=lambda x: has(x, foreign)):
         if has(x, foreign):
             read += foreign(x)

@@ -15,7 +15,7 @@ from regard.rules.expression import Array, At, Node, build, evaluate, literal, o
 from regard.rules.intervals import Ranges, interval
 
 SIDE = 16  # boxes with at most this many indices on each axis are evaluated pair by pair
-MOST = 2**17  # open boxes at which a search ends without an answer
+MOST = 2**17  # maximum open boxes: beyond, a search ends without an answer
 
 Box = Sequence[tuple[int, int]]  # least and greatest index, both included: of b, h, i and j
 

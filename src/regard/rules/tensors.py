@@ -89,7 +89,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "rshift": np.right_shift,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),  # a form whose derivative does not overflow
+    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),  # its derivative does not overflow in this form
     "sub": np.subtract,
     "truediv": np.divide,
     "xor": np.bitwise_xor,

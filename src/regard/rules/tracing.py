@@ -171,7 +171,7 @@ def _operand(value: Any) -> Node:
         return number(value)
     framework = adapter(value)
     if framework is not None and getattr(value, "ndim", None) == 0:
-        return as_table("a number of a rule", value)[()].node  # followed, and trained, as a table is
+        return as_table("a number of a rule", value)[()].node  # traced and trained like a table
     if isinstance(value, np.ndarray | list | tuple) or framework is not None:
         raise TypeError("arrays and lists cannot be used in a rule directly; use regard.table(array)[index]")
     if isinstance(value, Table):
@@ -254,7 +254,7 @@ class Traced:
 
     @property
     def dtype(self) -> type:
-        """Type that stands for the kind of value, for ``.astype(x.dtype)``."""
+        """The type of its kind of value, for ``.astype(x.dtype)``."""
         return {"bool": bool, "int": int, "float": float}[self.node.kind]
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Files in the user's cache directory, which only their owner may change.
 
 Some are machine code. A directory and a file are opened once, without following a link, and checked by their
-descriptors: both belong to this user or to root, and nobody else may write to them. A file begins with a hash of its
+descriptors: both belong to this user or to root, and no one else may write to them. A file begins with a hash of its
 name and its contents, so that a partial or renamed file is not used. Files are written under a temporary name first. A
 file that others could have changed is neither read nor written, and one `RegardWarning` says so; without a writable
 directory, nothing is cached.

@@ -28,7 +28,7 @@ from regard.runtime.forks import renewed
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-WAIT = 0.5  # seconds between answers to signals, where these do not end the wait for a lock
+WAIT = 0.5  # seconds between checks for signals, on systems where they do not interrupt the wait for a lock
 
 _chosen: int | None = 1 if sys.platform == "emscripten" else None  # a browser's Python starts no threads
 _this = sys.modules[__name__]
@@ -251,7 +251,7 @@ class _Helper:
         entered = queue.enter()
         if entered:
             queue.take()
-        _idle.append(self)  # before the caller continues: its next call may follow at once
+        _idle.append(self)  # before the caller continues, since its next call may follow at once
         if entered:
             queue.leave()
 

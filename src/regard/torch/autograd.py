@@ -55,7 +55,7 @@ class AttentionOperation(torch.autograd.Function):
     def apply(cls, *args: Any) -> Any:
         if torch.compiler.is_compiling():  # compiled autograd traces the code of backward
             return untraced(cls, args)
-        if cls is not AttentionFunction and jit_state() is not None:  # its traces have no lists with None
+        if cls is not AttentionFunction and jit_state() is not None:  # its traces cannot have lists with None
             raise NotImplementedError(
                 "regard.attention: torch.jit.trace holds no derivatives: trace the function, then differentiate it"
             )

@@ -187,7 +187,7 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     if engine.NAME != "cpu":
         return None
     step = is_step(q, k, v, options)
-    # A step's query is the last position, which sees all others.
+    # A step's query is the last position and sees all others.
     run = engine.decode_step(replace(p, mask=None)) if step else engine.repeatable_call(p, dense=True)
     if run is None:
         return None

@@ -61,7 +61,7 @@ def query_times(given: Any, query: Any, layout: Any) -> Any:
         elif not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
     if query.ndim < 2:
-        return query  # which is refused
+        return query  # the call will be refused
     shapes = (given.shape, query.shape) if compiling else (sizes(given), sizes(query))
     metric.fits(shapes[0], shapes[1], layout)
     if autocasting(query):

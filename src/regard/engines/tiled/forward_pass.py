@@ -277,7 +277,7 @@ class BlockLse:
         return self.block.take(self.block.heads.per_query_head(x[..., None], 2))
 
     def weights(self, chunk: Chunk, raw: Array) -> tuple[Array, Array]:
-        """Return S and P of a chunk; `raw` is overwritten if there is no score rule."""
+        """Return S and P of a chunk; `raw` is overwritten without a score rule."""
         S = chunk.scores(raw)
         P: Array = np.exp(S - self.finite_lse)
         if self.has_nan:

@@ -261,7 +261,7 @@ class QueryBlock:
         edges = np.flatnonzero(np.diff(split)) + 1
         for tiles, visibility in zip(np.split(self.tiles, edges), np.split(self.visibility, edges), strict=True):
             consecutive = np.arange(tiles[0], tiles[-1] + 1)
-            # Hidden tiles between visible ones are computed as well, so they have to be masked.
+            # Hidden tiles between visible ones are computed too, so they must be masked.
             mixed = np.ones(len(consecutive), bool)
             mixed[tiles[visibility == EVERYTHING] - tiles[0]] = False
             yield Chunk(self, consecutive, consecutive[mixed])
@@ -343,7 +343,7 @@ class Chunk:
     def scores(self, raw: Array) -> Array:
         """Return S: T = `raw` after score rules and bias, −∞ where masked.
 
-        Overwrites `raw` if there is no score rule.
+        Overwrites `raw` without a score rule.
         """
         p = self.p
         S = raw

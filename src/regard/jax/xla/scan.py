@@ -346,7 +346,7 @@ def product(pattern: str, x: Any, y: Any) -> Any:
     return jnp.einsum(pattern, x, y, precision=lax.Precision.HIGHEST)
 
 
-# 0 for what is not finite, which is counted elsewhere; the derivative is 1.
+# 0 for values that are not finite, which are counted elsewhere; the derivative is 1.
 finite_or_zero: Any = jax.custom_jvp(lambda x: jnp.where(jnp.isfinite(x), x, 0))
 finite_or_zero.defjvp(lambda primals, tangents: (finite_or_zero(*primals), *tangents))
 

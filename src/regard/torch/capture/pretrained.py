@@ -103,7 +103,7 @@ def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]
     if tokenizer.is_fast:
         labels, end = [], 0
         for (a, b), name in zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True):
-            labels.append(text[end:b] if b > a else name)  # with the space before it, where no token covers that
+            labels.append(text[end:b] if b > a else name)  # with the space before it, if no token covers that
             end = max(end, b)
     else:
         labels = pieces(tokenizer, ids)

@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
             `CausalBias` of `torch.nn.attention.bias`.
         dropout_p: share of the weights that is dropped, always: pass 0 in evaluation.
         is_causal: query i sees the keys j ≤ i; not together with attn_mask.
-        scale: of the products, 1/√d unless given.
+        scale: factor of the products, by default 1/√d.
         enable_gqa: groups of h / h_kv query heads share a key-value head.
 
     Nested tensors of both layouts are attention of each sequence by itself, of the layout and

@@ -314,7 +314,7 @@ def mask(
         found = None if function is bidirectional_mask_function else GraphRule(name_of_mask(function), ())
         if attention_mask is not None:
             padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-            # A cache of a sliding window holds the last keys, and those are the columns of a mask in a graph.
+            # A cache of a sliding window holds the last keys, which are the columns of a mask in a graph.
             flags = in_graph("mask", padding[:, None, None, kv_offset : kv_offset + kv_length])
             found = flags if found is None else found & flags
         # A static cache updates its offset tensor in place, before attention reads it.
@@ -430,7 +430,7 @@ def attention(
             raise ValueError(f"the mask is for {rows} queries and {columns} keys, but the call has {n_q} and {n_k}")
         if attention_mask.made is not None:
             attention_mask = attention_mask.made
-        elif (rows, columns) != (n_q, n_k):  # it broadcasts, as a rule cannot
+        elif (rows, columns) != (n_q, n_k):  # it broadcasts, which a rule cannot
             attention_mask = attention_mask.make()
     if isinstance(attention_mask, MASKS):
         if attention_mask.rule is not None:

@@ -93,7 +93,7 @@ tensor_without_storage = torch.Tensor._make_wrapper_subclass
 to_copy = torch.ops.aten._to_copy
 map_tensors = tree_map_only
 
-# The types of modules that TorchScript has seen. Without them a module whose compiling failed could not be tried again.
+# The types of modules that TorchScript has seen. Without them a module could not be compiled again after an error.
 script_types = torch.jit._recursive.concrete_type_store
 
 # A file linked with the OpenMP runtime of PyTorch's threads. Without it they spin while threads of ours work.
@@ -124,7 +124,7 @@ def tracing() -> bool:
 def transformed() -> bool:
     """Return True if a transform is active.
 
-    It may want a derivative of tensors that require no grad.
+    It may need a derivative of tensors that require no grad.
     """
     return bool(forward_ad._current_level >= 0 or transforms_active())  # without the first: zero tangents
 

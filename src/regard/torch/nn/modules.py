@@ -73,7 +73,7 @@ class BlockOptions(HeadOptions, total=False):
     dtype: Any
 
 
-# Options that `from_torch` reads from PyTorch's module.
+# Options that `from_torch` takes from PyTorch's module.
 OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.keys() - CopyOptions.__annotations__))
 
 

@@ -73,7 +73,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     pairs = np.minimum.reduce([np.arange(1, n_q + n_k), np.arange(n_q + n_k - 1, 0, -1), np.full(n_q + n_k - 1, n_q)])
     pairs = np.minimum(pairs, n_k)
     lowest = int(p.extents.distances[0, 0])
-    if p.mask_node is not None:  # only distances with weight: of a causal head, those behind
+    if p.mask_node is not None:  # only distances with weight: in a causal head, none ahead
         seen = np.flatnonzero(by_distance)
         begin, end = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
         by_distance, pairs, lowest = by_distance[begin:end], pairs[begin:end], lowest + begin

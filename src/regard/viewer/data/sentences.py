@@ -33,7 +33,7 @@ VIEWS = {
 
 
 class Term(NamedTuple):
-    """A term of the field, what it means, and how to say it plainly."""
+    """A term of the field, its meaning, and plain words for it."""
 
     name: str
     meaning: str

@@ -124,7 +124,7 @@ class Scene:
 
     query_tokens, key_tokens: pieces of text that join without a separator; empty if there is no text. ids: (batch, n),
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
-    settings: those of a run of the example model, whose text can be edited. following: likely next tokens with their
+    settings: those of a run of the example model; its text can then be edited. following: likely next tokens with their
     probabilities.
     """
 

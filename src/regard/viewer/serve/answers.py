@@ -110,7 +110,7 @@ class Answers:
             worker.close()
 
     def rest(self) -> None:
-        """Drop cached results and stop growing levels, while nobody looks."""
+        """Drop cached results and stop growing levels, while no one looks."""
         self._grower.close()
         self.store.clear()
 
@@ -247,7 +247,7 @@ class Answers:
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
         """Run the example model with new settings, and return the scene.
 
-        body: the settings, and perhaps ids of scenes. `replaces` is an earlier stage of what is typed, and is dropped.
+        body: the settings, and perhaps ids of scenes. `replaces` is an earlier stage of the typed text, and is dropped.
         `keeps` is compared with the new scene, and stays.
         """
         if scene[1].settings is None:
@@ -556,7 +556,7 @@ def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
 
     Raises `Refused` for a scene that is too large.
     """
-    from regard.viewer.serve.export import page  # which asks here
+    from regard.viewer.serve.export import page  # it imports this module
 
     answers = Answers([scene], patience=None)
     try:

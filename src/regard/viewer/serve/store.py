@@ -68,7 +68,7 @@ class Unfinished(Exception):
 
 
 class Stopped(Exception):
-    """Raised in work that nobody waits for any more."""
+    """Raised in work that no one waits for any more."""
 
 
 class Job:

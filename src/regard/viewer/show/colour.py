@@ -17,7 +17,7 @@ VIRIDIS = _anchors(
     "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c 1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 "
     "fde725"
 )
-# From paper to ink, falling in lightness all the way: for light grounds and print.
+# From paper to ink, with falling lightness: for light grounds and print.
 INK = _anchors("eef1f6 d3dfec b3cce1 8eb6d6 669dc9 4482b8 2f67a3 244d8a 1e346d 191d4c")
 # Negative, zero, positive: orange and blue differ for every kind of colour vision.
 SIGNED = _anchors("ffb45c e0872c a85a17 64391a 2b2b2e 1d4468 246ba5 4296d2 86c8f5")

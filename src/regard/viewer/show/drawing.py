@@ -161,7 +161,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     b'\\x89PNG\\r\\n\\x1a\\n'
     """
     rows, columns, _ = pixels.shape
-    lines = np.zeros((rows, 1 + 4 * columns), np.uint8)  # each begins with its filter: none
+    lines = np.zeros((rows, 1 + 4 * columns), np.uint8)  # each begins with its filter, none
     lines[:, 1:] = pixels.reshape(rows, -1)
     header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))

@@ -65,7 +65,7 @@ class BackwardArrays:
             self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
         bias = p.trained_bias
-        # Without hidden pairs, every number of a bias that belongs to one head is written.
+        # Without hidden pairs, every number of a single head's bias is written.
         every = (
             bias is not None and not p.rules.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
             and not hides(p.dense(bias))

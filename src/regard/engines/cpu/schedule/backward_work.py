@@ -354,7 +354,7 @@ class _Done:
                 self.events[other].wait()
             yield
         except BaseException:
-            self.failed = True  # the other tasks' results are of no use
+            self.failed = True  # the other tasks' results are useless
             raise
         finally:
             self.events[task].set()

@@ -112,7 +112,7 @@ class DecodeStep:
         else:
             self.strides = ()
             self.stages = tuple(LaunchStages(self.spec, p, self.results, range(1), threads))
-            split_state = self.stages[0].split_state  # of all stages, if of any
+            split_state = self.stages[0].split_state  # all stages have one, or none
             self.split_state = np.empty(split_state, np.uint8) if split_state else None
             self.bases[self.field("split_state")] = base_of(self.split_state)
         self.members = 0

@@ -95,7 +95,7 @@ class TileScratch(ScratchArrays):
     # Others
     candidates: "Pointer"  # keys that may be among the best
     product: "Pointer"  # sums of AMX tiles
-    edge: "Pointer"  # those that the ends of K cut off
+    edge: "Pointer"  # those cut off by the ends of K
     O: "Pointer"  # in backward: the output, transposed
     O_dot: "Pointer"
     state: "Pointer"  # in backward: 1 if a copy is not finite

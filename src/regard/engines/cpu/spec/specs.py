@@ -20,7 +20,7 @@ from regard.engines.cpu.spec.operands import (
 WORK_GROUP, AMX_WORK_GROUP = 8, 16  # query blocks of a work group of backward, by vectors and by AMX
 TRAINED_WORK_GROUP = 4  # the same where a table has a gradient
 PARTIAL_SUMS = 4, 4  # partial sums of a table's gradient: over batch elements and heads, and over tiles
-OPTIONAL = ("query", "key", "value", "cotangent", "bias")  # roles whose tangents a call may lack
+OPTIONAL = ("query", "key", "value", "cotangent", "bias")  # roles with tangents that a call may lack
 
 
 @dataclass(frozen=True)

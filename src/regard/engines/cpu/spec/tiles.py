@@ -7,9 +7,9 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEYS = 128  # of a tile
-PART = 16  # keys whose visibility in a tile is classified together
-LANES = 16  # of a vector at most
-SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # of a key split: tiles at most, bytes of K and V at most
+PART = 16  # keys of a tile that are classified together
+LANES = 16  # maximum of a vector
+SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # maximum tiles, and bytes of K and V, of a key split
 # Of AMX: rows of a tile, products summed in one step, tiles of sums in registers.
 AMX_SIDE, AMX_DEPTH, AMX_SUMS = 16, 32, 4
 # Query blocks that share the tiles of a key split in cache, for few tiles and for many.

@@ -191,7 +191,7 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
     _initialize(target.triple == native_triple())
     machine = _machine(target)
     module = llvm.parse_assembly(text)
-    if target.wasm:  # kernels count on 64-bit pointers nowhere, and LLVM must not either
+    if target.wasm:  # kernels never assume 64-bit pointers, and LLVM must not either
         module.data_layout = str(machine.target_data)
     module.verify()
     passes = llvm.create_new_module_pass_manager()
@@ -223,7 +223,7 @@ def _loops_as_written() -> Iterator[None]:
 
 def _machine(target: Target) -> Any:
     made = llvm.Target.from_triple(target.triple)
-    # The small model reads constants relative to the code, which is one piece of memory; in WebAssembly at addresses.
+    # The small model reads constants relative to the code, in one piece of memory; WebAssembly reads them at addresses.
     reloc = "static" if target.wasm else "pic"
     return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc=reloc, codemodel="small")
 

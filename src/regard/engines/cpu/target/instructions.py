@@ -86,7 +86,7 @@ class Target:
 
     @property
     def wasm(self) -> bool:
-        """True for WebAssembly, whose addresses have 32 bits."""
+        """True for WebAssembly, with 32-bit addresses."""
         return self.triple.startswith("wasm32")
 
     @property

@@ -48,7 +48,7 @@ ON_INTERPRETER = TileConfig(64, 64, 4, 2)  # there an operation costs the same a
 TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
     "forward": {
         2: {64: TileConfig(128, 64, 4, 3), 128: TileConfig(128, 64, 8, 3), 256: TileConfig(64, 32, 4, 3)},
-        # Products of float32 without tensor cores are unrolled: large ones compile for long.
+        # Products of float32 without tensor cores are unrolled: large ones take long to compile.
         4: {64: TileConfig(64, 32, 4, 2), 128: TileConfig(64, 32, 8, 2), 256: TileConfig(32, 32, 8, 2)},
         8: {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 32, 4, 2)},
     },
@@ -169,7 +169,7 @@ def asked() -> bool:
 
 
 def fastest(configs: list[TileConfig], make: Callable[[TileConfig], Launch]) -> TileConfig:
-    """Return the fastest config of those that fit and were timed in time."""
+    """Return the fastest config among those that fit and were timed."""
     begin, best, least = clock(), configs[0], float("inf")
     for config in configs:
         if clock() - begin > SECONDS:

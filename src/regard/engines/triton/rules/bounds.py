@@ -189,7 +189,7 @@ class Emitter:
 
 
 def _extremes(make: str) -> Callable[..., Interval]:
-    """Return the rule of an operation whose extremes lie at the ends."""
+    """Return the rule of an operation with its extremes at the ends."""
 
     def rule(e: Emitter, *given: tuple[str, str]) -> Interval:
         corners = [""]
