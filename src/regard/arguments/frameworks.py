@@ -93,7 +93,7 @@ def dispatched(function: Callable[P, R]) -> Callable[P, R]:
 def constructor(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that makes a rule.
 
-    In a graph that is being traced it only names the rule.
+    In a traced graph it only names the rule.
     """
 
     @functools.wraps(function)

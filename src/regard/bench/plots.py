@@ -283,7 +283,7 @@ def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[st
 def apart(heights: list[float], gap: float) -> list[float]:
     """Move ascending heights as little as makes neighbours differ by `gap`.
 
-    Where they meet, both move.
+    Of two close heights, both move.
     """
     made = list(heights)
     for _ in range(100):

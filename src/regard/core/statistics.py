@@ -122,9 +122,9 @@ def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Stati
     """Observe the weights as a coarse map of cells, (..., h, rows, cols).
 
     For `observe=`. Of n queries, cell r holds those from ⌊r n / rows⌋ to before ⌊(r + 1) n / rows⌋,
-    and of keys likewise. There are no more cells than queries or keys. "mass" sums over the keys of
-    a cell and averages over its queries, so that rows still sum to 1. "max" is the largest weight
-    of a cell, so that a single one stays visible.
+    and likewise for keys. There are no more cells than queries or keys. "mass" sums over the keys
+    of a cell and averages over its queries, so that rows still sum to 1. "max" is the largest
+    weight of a cell, so that a single one stays visible.
 
     >>> import numpy as np, regard
     >>> x = np.eye(4)

@@ -1,6 +1,6 @@
 """The loss of the example model without each of its heads.
 
-For `regard insight --ablate` and the page.
+`regard insight --ablate` and the page show it.
 """
 
 from collections.abc import Callable, Mapping

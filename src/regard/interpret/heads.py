@@ -259,8 +259,8 @@ def all_notable(scores: Mapping[str, float]) -> tuple[str, ...]:
 def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
     """Compute the `induction` score of a causal head that attends evenly.
 
-    From 0 to 1. `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads
-    apart. Takes O(n log n) time.
+    `ids` (n,). The score is from 0 to 1. From `NOTABLE` on, a text repeats too much for induction
+    scores to tell heads apart. Takes O(n log n) time.
 
     >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
     (True, True)
@@ -322,7 +322,7 @@ class _Tile:
     def earlier_copies(self, length: int = 1) -> RowFlags:
         """Return flags of the keys j < i with the same last `length` tokens as row i.
 
-        (..., 1, m, n).
+        They are (..., 1, m, n).
         """
         columns = np.arange(self.ids.shape[-1])
         copies = columns < self.rows[:, None]

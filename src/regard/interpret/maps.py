@@ -15,9 +15,9 @@ Floats = NDArray[np.float64]
 def head_distance(maps: ArrayLike) -> Floats:
     """Compute the mean Jensen–Shannon divergence of the rows of heads, in nats.
 
-    (h, h) for `maps` (h, rows, cols): weights or `regard.pooled` masses. 0 means equal, log 2
-    nothing in common (Clark et al. 2019, "What Does BERT Look At?"). Rows that are empty in either
-    of two heads are left out.
+    Returns (h, h) for `maps` (h, rows, cols): weights or `regard.pooled` masses. 0 means equal, log
+    2 nothing in common (Clark et al. 2019, "What Does BERT Look At?"). Rows that are empty in
+    either of two heads are left out.
 
     >>> import numpy as np
     >>> head_distance([np.eye(2), np.eye(2), np.eye(2)[::-1]]).round(3)
@@ -87,12 +87,13 @@ def effective_rank(maps: ArrayLike) -> Floats:
 def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembedding: ArrayLike) -> Floats:
     """Compute how much likelier a head makes the tokens it attends to.
 
-    (h,), from −1 to 1: Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to tokens,
-    E W_V W_O U (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
+    Returns (h,), from −1 to 1: Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to
+    tokens, E W_V W_O U (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). A
+    head that copies is near 1.
 
     `embedding` (vocabulary, model), `value` (h or h_kv, model, d), `output` (h, d, model),
     `unembedding` (model, vocabulary), all applied to rows from the right. Grouped heads share
-    `value`. A head that copies is near 1.
+    `value`.
 
     >>> import numpy as np
     >>> one = np.eye(3)
@@ -113,9 +114,9 @@ def repeated_tokens(
 ) -> NDArray[np.int64]:
     """Make random tokens that repeat, to measure prefix matching.
 
-    (count, length · times). The prefix matching score of Olsson et al. 2022, "In-context Learning
-    and Induction Heads", is the `induction` of `head_statistics` or `measure_heads` on 25 random
-    tokens repeated four times.
+    Returns (count, length · times). The prefix matching score of Olsson et al. 2022, "In-context
+    Learning and Induction Heads", is measured on 25 random tokens repeated four times. It is the
+    `induction` of `head_statistics` or `measure_heads`.
 
     >>> ids = repeated_tokens(100, length=3, times=2)
     >>> ids.shape, bool((ids[:, :3] == ids[:, 3:]).all())

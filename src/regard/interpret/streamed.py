@@ -29,12 +29,12 @@ def measure_heads(
 ) -> tuple[HeadStatistics, ...]:
     """Compute `head_statistics` of one layer in O(n) memory.
 
-    From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
-    the keys; without them scores of copies are NaN. `options` are those of `regard.attention` that
-    the layer has, such as `causal=True` and `scale`. Each score is the mean weight on a rule: a
-    diagonal, the first token, the tokens after copies. Entropies are normalized by the number of
-    keys that a query sees. `kv_head` is the key-value head of each of grouped heads. If there are
-    fewer queries than keys, they are the last of the sequence.
+    query is (..., h, n_q, d), key (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of the keys;
+    without them scores of copies are NaN. `options` are those of `regard.attention` that the layer
+    has, such as `causal=True` and `scale`. Each score is the mean weight on a rule: a diagonal, the
+    first token, the tokens after copies. Entropies are normalized by the number of keys that a
+    query sees. `kv_head` is the key-value head of each of grouped heads. If there are fewer queries
+    than keys, they are the last of the sequence.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))

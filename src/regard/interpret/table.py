@@ -93,7 +93,7 @@ def show(
 ) -> None:
     """Print the number of heads of each kind, the strongest of each, and all scores.
 
-    Of more than `MOST` heads all scores are printed only with `every`.
+    For more than `MOST` heads, all scores are printed only with `every`.
     """
     from rich.table import Table
     from rich.text import Text

@@ -166,7 +166,7 @@ SPACE = Namespace(
 def query_times(metric: Any, query: Any, layout: Any) -> Any:
     """Return the product of a query and a metric, as JAX multiplies them.
 
-    In float32 for 16 bit, then rounded.
+    16-bit products are computed in float32, then rounded.
     """
     metric = jnp.asarray(metric) if type(metric) is np.ndarray else metric
     for name, x in (("query", query), ("metric", metric)):

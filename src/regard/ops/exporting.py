@@ -33,15 +33,16 @@ def export_wasm(
 ) -> Path:
     """Write attention with these rules as WebAssembly, for a web page or Node.js.
 
-    Three files of one name, NAME.wasm, NAME.js and NAME.d.ts, compute what `attention` does for
-    float32 arrays of any size, from a prompt to a step of decoding:
+    The files NAME.wasm, NAME.js and NAME.d.ts compute what `attention` does for float32 arrays of
+    any size, from a prompt to a decode step:
 
         import { load } from "./NAME.js";
         const attention = await load("NAME.wasm");
         const { out, lse } = attention({ q, k, v, heads: 8, d: 64 });  // Float32Arrays
 
     Without `relaxed` the bits are those of the engine "cpu" on a processor without FMA
-    (`REGARD_CPU=baseline`), except for numbers below 2⁻¹²⁶, which that engine takes for 0.
+    (`REGARD_CPU=baseline`). The exception is numbers below 2⁻¹²⁶, which that engine flushes
+    to 0.
 
     Args:
         path: NAME, or NAME.wasm. Existing files are replaced.

@@ -297,10 +297,8 @@ def in_parallel(
 ) -> Any:
     """Compute `linear_attention` on the arrays of a framework.
 
-    Neither loops over chunks nor branches on values, so that it can be traced.
-
-    Memory is O(n · (r + d_v)) for r features φ, and n · r · d_v / chunk more for the sums of chunks
-    if causal.
+    It neither loops over chunks nor branches on values, so that it can be traced. Memory is O(n · (r + d_v)) for r
+    features φ. If causal, the sums of chunks take n · r · d_v / chunk more.
     """
     given = {"query": query, "key": key, "value": value}
     hollow = {name: space.hollow(name, x) for name, x in given.items()}

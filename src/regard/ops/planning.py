@@ -341,8 +341,8 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 def _working_memory(p: Problem, engine: str) -> int:
     """Return the approximate bytes beyond inputs and outputs.
 
-    The tiled engine has chunks of scores and weights for its threads, and keys and values copied
-    for BLAS (once more if the dtype of sums is wider). The cpu engine has tiles and lists, the
+    The tiled engine has chunks of scores and weights for its threads. It copies keys and values for
+    BLAS (once more if the dtype of sums is wider). The cpu engine has tiles and lists, the
     specification n × n arrays.
     """
     if engine == "spec":
@@ -435,8 +435,8 @@ def _tiles(p: Problem) -> Tiles:
 def _sample(count: int, most: int) -> list[int]:
     """Return at most `most` of the numbers below `count`.
 
-    All of them, or one from each of equal stretches. The choice is random but reproducible; an even
-    spacing could match the period of the tiles.
+    They are all, or one from each of equal stretches. The choice is random but reproducible, since
+    even spacing could match the period of the tiles.
     """
     if count <= most:
         return list(range(count))

@@ -515,7 +515,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 def dropout_mask(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
     """Return True for each pair that dropout keeps.
 
-    These have random bits of at least the integer threshold ⌊p · 2³²⌋.
+    A pair is kept if its random bits are at least the integer threshold ⌊p · 2³²⌋.
     """
     return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
 

@@ -38,9 +38,9 @@ class Interval(NamedTuple):
 class Ranges:
     """Index ranges of tiles, (least, greatest) each, both included.
 
-    Integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float arithmetic, float32
-    or float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest value
-    there.
+    They are integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float arithmetic,
+    float32 or float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest
+    value there.
     """
 
     b: Bound = (0, 0)

@@ -1,6 +1,6 @@
 """Masks: frozen rules over (b, h, i, j) that compose with ``& | ~``.
 
-i is the absolute index of the query and j of the key, h the query head, b the row-major index of the leading
+i is the absolute index of the query, j that of the key. h is the query head, b the row-major index of the leading
 dimensions. True means attend.
 """
 

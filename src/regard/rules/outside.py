@@ -1,9 +1,9 @@
 """Indices outside of a table made with ``bounds="raise"``, found before any work.
 
-A lookup counts only where its value can matter: for pairs that the mask allows, in the branch of a `where` that is
-taken, and on the right of ``&`` (``|``) where the left is true (false), as in Python's ``and`` (``or``). Intervals over
-the indices of a call bound its index. Where they do not decide, ranges are halved until they do, or until they are
-small enough to evaluate every pair. So there is no false alarm, and no index is missed.
+A lookup counts only where its value can matter. That is for pairs that the mask allows, and in the branch of a `where`
+that is taken. On the right of ``&`` (``|``) it is where the left is true (false), as in Python's ``and`` (``or``).
+Intervals over the indices of a call bound its index. Where they do not decide, ranges are halved until they do, or
+until they are small enough to evaluate every pair. So there is no false alarm, and no index is missed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

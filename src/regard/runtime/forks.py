@@ -1,8 +1,8 @@
 """Processes made by `fork`, which can use this package like their parent.
 
-A child has one thread. If another thread of the parent held a lock at the fork, it is never released in the child, and
-a change in progress is never finished. So locks of this package are made anew in a child. `fork` waits while another
-thread imports one of its modules or is inside of LLVM.
+A child has one thread. A lock of another thread of the parent is never released in the child, and a change in progress
+is never finished. So locks of this package are made anew in a child. `fork` waits while another thread imports one of
+its modules or is inside of LLVM.
 """
 
 import _imp

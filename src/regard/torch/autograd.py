@@ -251,8 +251,8 @@ class BackwardTangentFunction(SecondDerivativeFunction):
 class TangentTangentFunction(SecondDerivativeFunction):
     """∂J: tangents of the tangents along a second direction.
 
-    (call, *inputs, *outputs, *t, *d_t, *u, *d_u) → ∂J(x, t, u), where t and u are tangents of the floats, d_t and d_u
-    the tangents of the outputs along them.
+    (call, *inputs, *outputs, *t, *d_t, *u, *d_u) → ∂J(x, t, u). t and u are tangents of the floats, d_t and d_u those
+    of the outputs along them.
     """
 
     operation = "attention_tangent_tangent"

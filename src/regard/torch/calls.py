@@ -221,6 +221,6 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
 def new_seed() -> torch.Tensor:
     """Draw a seed for dropout from PyTorch's default generator.
 
-    So `torch.manual_seed` repeats it.
+    `torch.manual_seed` therefore repeats it.
     """
     return torch.randint(0, 2**63 - 1, (), device="cpu")

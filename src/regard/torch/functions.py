@@ -52,7 +52,7 @@ def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> 
 def query_times(given: Any, query: Any, layout: Any) -> Any:
     """Return the product of a query and a metric, as PyTorch multiplies them.
 
-    In float32 for 16 bit, then rounded. PyTorch traces, batches and differentiates it.
+    16-bit products are computed in float32, then rounded. PyTorch traces, batches and differentiates the product.
     """
     compiling = torch.compiler.is_compiling()
     for name, x in (("query", query), ("metric", given)):

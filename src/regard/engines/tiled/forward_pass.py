@@ -112,8 +112,12 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 class OnlineSoftmax:
     """The running maximum, sum and output of a query block.
 
-    (kv heads, group, BLOCK_Q) each, O with d_v features. m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S −
-    m) D V, e = Σ exp(S − m) (S − m). A key split without a visible key changes no bit of them.
+    They are (kv heads, group, BLOCK_Q) each, O with d_v features:
+
+        m, the largest score so far        l = Σ exp(S − m)
+        O = Σ exp(S − m) D V               e = Σ exp(S − m) (S − m)
+
+    A key split without a visible key changes no bit of them.
     """
 
     def __init__(self, block: QueryBlock, entropy: bool):
@@ -329,7 +333,7 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
     """Return the maps of mass and largest weight, as `regard.pooled` defines them.
 
-    (..., h, rows, cols) each.
+    They are (..., h, rows, cols) each.
     """
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
     found = second_pass(p, lse, (mass, largest))

@@ -1,6 +1,6 @@
 """Joins the calls of one sequence, such as the steps of generation, to a layer.
 
-The first call has the prompt. Each later one has a query or a few, and keys in a cache that grows, slides or has
+The first call has the prompt. Each later one has one query or a few. Its keys are in a cache that grows, slides or has
 its full size from the start. Every call has a rule of its own; together they become one rule.
 """
 

@@ -55,7 +55,7 @@ class Config:
 class Trace:
     """One run of the model: its predictions, and the arrays of its attention maps.
 
-    `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
+    `ids` (..., n); `logits` (..., n, 256). `q`, `k`, `v` hold per layer an array (..., h, n, d), q
     and k after RoPE; `lse` per layer (..., h, n); `x` the residual stream before a layer (..., n,
     width), and `out` the outputs of its heads before any is ablated (..., h, n, d). `scale` and
     `causal` are those of the run. No map is stored: `weights` computes any part of one exactly.

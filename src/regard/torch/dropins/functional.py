@@ -52,8 +52,8 @@ def scaled_dot_product_attention(
         dropout                from the default generator    that, or from seed=
 
     True means attend in both, and a query that may see nothing gives 0 in both. In PyTorch, NaN in
-    a key or value that the mask hides reaches the output of some queries or of all, depending on
-    the kernel it takes; here it reaches none.
+    a hidden key or value reaches the output of some or all queries, depending on its kernel. Here
+    it reaches none.
 
     Args:
         query: (..., h, n_q, d); leading dimensions and heads broadcast.

@@ -260,7 +260,7 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
 def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
     """Return the pixels of a thumbnail where certainly nothing is visible.
 
-    False without rules that hide.
+    Without rules that hide, return False.
     """
     parts = [np.unique(np.arange(size) * n // size, return_inverse=True) for n in (head.n_q, head.n_k)]
     hidden = head.hidden(*(np.append(at, n) for (at, _), n in zip(parts, (head.n_q, head.n_k), strict=True)))

@@ -213,7 +213,7 @@ class LookData:
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
         """Return the keys that the chosen token attends to most, the heaviest first.
 
-        Ties go to the earliest. Weights below half a thousandth are omitted.
+        Ties go to the earliest. Weights below 0.0005 are omitted.
         """
         row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
         order = np.argsort(-row, kind="stable")[:count]

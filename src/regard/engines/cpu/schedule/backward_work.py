@@ -1,9 +1,9 @@
 """Schedules of backward: its graph of tasks, and the order of its sums.
 
-Query heads of a batch element that share a key-value head have nothing in common with others, except the gradients of a
-bias that broadcasts, of tables and of sinks. Their work is divided into *tasks*: some work groups times a column of
-tiles. A task starts after two others: the one with the same query blocks and earlier tiles, and the one with the same
-tiles and earlier query blocks. So each sum has one order, however the work is divided.
+Query heads of a batch element that share a key-value head are independent of other heads, except for shared gradients:
+those of a bias that broadcasts, of tables and of sinks. Their work is divided into *tasks*: some work groups times a
+column of tiles. A task starts after two others: the one with the same query blocks and earlier tiles, and the one with
+the same tiles and earlier query blocks. So each sum has one order, however the work is divided.
 """
 
 import threading

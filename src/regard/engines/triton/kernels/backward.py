@@ -1,6 +1,6 @@
 """Backward and its tangent: one kernel for queries, one for keys and values.
 
-So every sum has one order, and needs no atomics.
+Every sum has one order, and needs no atomics.
 
     dQ = scale · dT K        dK = scale · dTᵀ Q        dV = (P D)ᵀ dO
 
@@ -42,8 +42,8 @@ class OutputArguments(NamedTuple):
 class RowArguments(NamedTuple):
     """The arguments of `rows`.
 
-    It writes c_row, the part of dS / P that is one number for a query, and d_sink, the query's part of the sink's
-    gradient. With tangents it writes those of both.
+    It writes c_row, the part of dS / P that is one number for a query. It also writes d_sink, the query's part of the
+    sink's gradient. With tangents it writes those of both.
     """
 
     given: Any

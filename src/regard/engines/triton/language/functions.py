@@ -1,7 +1,7 @@
 """Floored integers, mathematical functions and random bits, which Triton lacks.
 
-Functions compute in the dtype of their argument, float32 or float64, from Triton's exp, log and square root, so that
-they run on the interpreter as on a device.
+Functions compute in the dtype of their argument, float32 or float64. They use Triton's exp, log and square root alone,
+so that they run on the interpreter as on a device.
 """
 
 import triton
