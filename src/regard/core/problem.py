@@ -111,7 +111,7 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Query heads that share one key-value head."""
+        """The number of query heads for each key-value head."""
         return self.heads // self.kv_heads if self.kv_heads else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Joins the calls of one sequence, such as the steps of generation, to a layer.
+"""Joining the calls of one sequence, such as decode steps, into a layer.
 
 The first call has the prompt. Each later one has one query or a few. Its keys are in a cache that grows, slides or has
 its full size from the start. Every call has a rule of its own; together they become one rule.
@@ -417,7 +417,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def _one_after_another(masks: Sequence[tuple[int, Mask]]) -> Mask:
-    """Return the rule that applies, to each query, the last rule begun by its row."""
+    """Return a rule that applies each mask from its first row on."""
     _, found = masks[0]
     for start, rule in masks[1:]:
         before = mask(lambda b, h, i, j, start=start: i < start)

@@ -148,7 +148,7 @@ class Coarse:
     def prefer(self, rows: range) -> None:
         """Compute the bands of these queries next, if they are at most a quarter of all.
 
-        Within one second, only as few or fewer queries replace those of an earlier request.
+        Within one second of a request, one for more queries is ignored.
         """
         now = time.monotonic()
         if 4 * len(rows) > self.head.n_q:
