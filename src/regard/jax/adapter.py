@@ -126,7 +126,7 @@ for holder in HOLDERS.values():
 
 
 def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
-    """Return the requested results, in the order of `regard.attention`."""
+    """Return the results that were asked for, in the order of `regard.attention`."""
     operands = primitives.varying_alike(operands)
     found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:

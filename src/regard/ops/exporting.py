@@ -41,14 +41,14 @@ def export_wasm(
         const { out, lse } = attention({ q, k, v, heads: 8, d: 64 });  // Float32Arrays
 
     Without `relaxed` the bits are those of the engine "cpu" on a processor without FMA
-    (`REGARD_CPU=baseline`), but numbers below 2⁻¹²⁶ are not flushed to 0.
+    (`REGARD_CPU=baseline`), except for numbers below 2⁻¹²⁶, which that engine takes for 0.
 
     Args:
         path: NAME, or NAME.wasm. Existing files are replaced.
         mask, causal, score: as in `attention`; a mask that is a rule, not an array.
         window: the mask `regard.window(window)` in addition.
-        statistics: results in addition to out and lse, among "entropy", "max", "argmax",
-            "visible", "received", "profile" and `regard.top(k)`, k ≤ 32.
+        statistics: of "entropy", "max", "argmax", "visible", "received", "profile" and
+            `regard.top(k)`, k ≤ 32, what the result holds in addition to out and lse.
         maps: add `attention.maps` and `attention.weights`: weights of one head from q, k and lse,
             by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster

@@ -1,6 +1,6 @@
 """Public functions made of PyTorch's own operations and of attention.
 
-They are differentiated like those.
+They differentiate as those do.
 """
 
 from typing import Any

@@ -245,8 +245,8 @@ class BackwardSpec(KernelSpec):
     """The spec of a backward kernel.
 
     The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
-    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias. bias_rows,
-    bias_keys: axes of these sums. bias_shared: several heads add to each sum.
+    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
+    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
     """
 
     kernel: ClassVar[str] = BACKWARD
