@@ -5,8 +5,8 @@ Intel's manual. LLVM splits vectors of 64 bytes into two of 32. VDPBF16PS sums t
 FMA; it and TDPBF16PS take numbers below the smallest normal one as 0, and AMX tiles are in memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from llvmlite import binding as llvm
 
-from regard.engines.cpu.kernels import lanes
+from regard.engines.cpu.language import amx
 from regard.engines.cpu.language import kernel as emit
-from regard.engines.cpu.language.amx import REGISTERS
 from regard.engines.cpu.language.types import BF16, F32, I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.tiles import AMX_SIDE
@@ -62,7 +61,8 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_machine", machine)
     monkeypatch.setattr(cache, "_sources", lambda: sources + Path(__file__).read_text())  # kernels on disk
     monkeypatch.setattr(emit, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(lanes, "amx_tiles", amx_tiles)
+    monkeypatch.setattr(amx, "AmxTile", AmxTile)
+    monkeypatch.setattr(amx.AmxRegisters, "configured", lambda registers: nullcontext())
     monkeypatch.setenv("REGARD_CPU", name)
 
 
@@ -129,7 +129,7 @@ class EmulatedKernel(emit.Kernel):
 class AmxTile:
     """16 × 16 words in memory."""
 
-    def __init__(self, k: EmulatedKernel):
+    def __init__(self, k: EmulatedKernel, number: int):
         self.k, self.memory = k, k.at(k.stack(AMX_SIDE * AMX_SIDE // 2).address, I32)
 
     def _rows(self, work: Callable[[Value], None]) -> None:
@@ -170,8 +170,3 @@ class AmxTile:
             self._put(n, (self.row(n).bits(F32) + both).bits(I32))
 
         self._rows(row)
-
-
-@contextmanager
-def amx_tiles(k: EmulatedKernel) -> Iterator[list[AmxTile]]:
-    yield [AmxTile(k) for _ in range(REGISTERS)]

@@ -13,7 +13,7 @@ from functools import reduce
 from operator import or_
 
 from regard.engines.cpu.kernels.forward import ForwardKernel
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.amx import AmxTile, add_products, add_products_by_vectors
 from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value

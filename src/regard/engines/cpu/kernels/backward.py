@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from regard.engines.cpu.kernels.backward_products import BackwardProducts
-from regard.engines.cpu.kernels.lanes import Halves, KeyTile
+from regard.engines.cpu.kernels.blocks import RowBlock, each_work_group
+from regard.engines.cpu.kernels.copies import copy_rows
+from regard.engines.cpu.kernels.softmax import finite, is_large, subtract_lse
+from regard.engines.cpu.kernels.tiles import Halves, KeyTile, read_tile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.rules import TileContext
 from regard.engines.cpu.language.types import I16, I32, I64
@@ -50,8 +53,12 @@ class BackwardKernel(BackwardProducts):
 
     # Query blocks
 
-    def _block_scratch(self) -> Mapping[str, Any]:
-        return backward_block_scratch(self.spec, self.d, self.d_v)
+    def run(self) -> None:
+        registers = self.registers if self.spec.amx else None
+        each_work_group(self.lanes, registers, lambda first, stop, _: self._work_group(first, stop))
+
+    def _open(self, n: Value, state: Pointer) -> None:
+        self.current = RowBlock(self.lanes, n, state)
 
     @property
     def cursor(self) -> Pointer:
@@ -70,7 +77,7 @@ class BackwardKernel(BackwardProducts):
                 work()
 
         def next_tile() -> Value:
-            found, end = k.variable(none), self.field("tiles") + self.field("count")
+            found, end = k.variable(none), self.current.field("tiles") + self.current.field("count")
             with k.when(self.cursor[0] < end):
                 number = tiles[self.cursor[0]] >> TILE_BITS
                 found.value = k.where(number < k.integer("to"), number, none)
@@ -81,9 +88,10 @@ class BackwardKernel(BackwardProducts):
 
         def pass_over() -> None:
             with k.when(next_tile() == current.value):
-                word = tiles[self.cursor[0]]
+                place = self.cursor[0]
+                word = tiles[place]
                 self.cursor[0] = self.cursor[0] + 1
-                self._work(self._tile(word))
+                self._work(read_tile(self.current, self.tile, place, word))
 
         each(self._begin)
         each(find)
@@ -99,23 +107,23 @@ class BackwardKernel(BackwardProducts):
 
     def _begin(self) -> None:
         k, spec, block = self.k, self.spec, self.block
-        tiles, end = k.pointer("tiles", I64), self.field("tiles") + self.field("count")
-        at = k.variable(self.field("tiles"))
+        tiles, end = k.pointer("tiles", I64), self.current.field("tiles") + self.current.field("count")
+        at = k.variable(self.current.field("tiles"))
         with k.loop_while(lambda: at.value < end):
             with k.when((tiles[at.value] >> TILE_BITS) >= k.integer("from")):
                 block.state[1] = at.value
                 at.value = k.constant(I64, NONE)
             at.value = at.value + 1
         self.cursor[0] = k.where(at.value > NONE, block.state[1], end)
-        self.each_lane(self._begin_lane)
-        self.each_lane(self._begin_row)
+        self.current.each_lane(self.current.index_lane)
+        self.current.each_lane(self._begin_row)
         self._begin_rows()
         self._begin_rest()
         with k.choice(k.integer("from") == 0) as (fresh, more):
             with fresh:
-                self.fill(block.dq, 0.0, self.d)
-            with more, k.loop(self.field("lanes")) as n:
-                row = self._row(self.address("dq"), n, *self.strides("dq"))
+                self.lanes.fill(block.dq, 0.0, self.d)
+            with more, k.loop(self.current.field("lanes")) as n:
+                row = self.current.row(self.current.address("dq"), n, *self.current.strides("dq"))
                 with k.loop(self.d) as x:
                     block.dq[x * self.B + n] = row[x]
         self._check_finite()
@@ -137,16 +145,18 @@ class BackwardKernel(BackwardProducts):
         arrays = self._arrays_of_rows()
         with_rows = [x.rows for x in arrays if x.rows is not None]
         with k.loop(len(arrays)) as n:
-            base = self._pick_pointer(n, [self.address(x.name) for x in arrays])
+            base = self.k.pick_pointer(n, [self.current.address(x.name) for x in arrays])
             strides = [
-                self._pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
+                self.k.pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
             ]
-            count = self._pick(n, [x.count for x in arrays])
+            count = self.k.pick(n, [x.count for x in arrays])
             with k.when(base.address != 0) if self.spec.varying else nullcontext():
-                transposed = self._pick_pointer(n, [x.transposed for x in arrays])
-                self._transpose(base, strides, count, transposed, self._pick(n, [x.scale for x in arrays]))
+                transposed = self.k.pick_pointer(n, [x.transposed for x in arrays])
+                self.transposes.to_lanes(
+                    self.current, base, strides, count, transposed, self.k.pick(n, [x.scale for x in arrays])
+                )
                 with k.when(n < len(with_rows)):
-                    self._rows(base, strides, count, self._pick_pointer(n, with_rows))
+                    self._rows(base, strides, count, self.k.pick_pointer(n, with_rows))
 
     def _begin_rest(self) -> None:
         """Compute c − Σ dO · O."""
@@ -156,15 +166,15 @@ class BackwardKernel(BackwardProducts):
         """Compute total −= Σ x · y over the features of values, for each lane."""
         k = self.k
         with k.loop(self.B, step=self.W) as c:
-            rest = k.variable(self.load(total, c))
+            rest = k.variable(self.lanes.load(total, c))
             with k.loop(self.d_v) as a:
                 at = a * self.B + c
-                rest.value = k.fma(-self.load(x, at), self.load(y, at), rest.value)
+                rest.value = k.fma(-self.lanes.load(x, at), self.lanes.load(y, at), rest.value)
             total[c] = rest.value
 
     def _if_there(self, name: str) -> Any:
         """Return a branch for an optional array, and a null context for others."""
-        return self.k.when(self.has(name)) if name in self.spec.varying else nullcontext()
+        return self.k.when(self.current.has(name)) if name in self.spec.varying else nullcontext()
 
     def _check_finite(self) -> None:
         """Store a flag for rows that are not finite."""
@@ -188,26 +198,26 @@ class BackwardKernel(BackwardProducts):
                 continue
             with self._if_there(x.name):
                 features, width = transposed_rows(self.spec, x.count), padded(self.real.size, x.count)
-                self.fill(x.transposed + x.count * self.B, 0.0, features - x.count)
+                self.lanes.fill(x.transposed + x.count * self.B, 0.0, features - x.count)
                 features_first = x.transposed, features // 2, k.whole(self.B)
                 for p, lines, size in (features_first, (x.rows, k.whole(self.B // 2), width)):
                     with k.loop(lines) as n, k.loop(size, step=self.W) as at:
-                        low, high = (self.load(p, (2 * n + m) * size, at) for m in range(2))
+                        low, high = (self.lanes.load(p, (2 * n + m) * size, at) for m in range(2))
                         p.of(I32)[n * size + at] = k.pack_bf16(low, high)
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, block, real = self.k, self.block, self.real
         row = g * k.integer("row_head") + r
-        lse = self.address("lse")[row]
-        block.lse[lane] = self._finite(lse * self.exponent_scale)
+        lse = self.current.address("lse")[row]
+        block.lse[lane] = finite(self.k, lse * self.exponent_scale)
         if not self.spec.ruled:
-            large, none = self._is_large(lse, lse * self.exponent_scale), k.constant(real, 0.0)
+            large, none = is_large(self.k, lse, lse * self.exponent_scale), k.constant(real, 0.0)
             block.lse[lane], block.large[lane] = k.where(large, none, block.lse[lane]), k.where(large, lse, none)
         block.c[lane] = k.constant(real, 0.0)
-        with k.when(self.has("given")):
-            block.c[lane] = self.address("given")[row]
+        with k.when(self.current.has("given")):
+            block.c[lane] = self.current.address("given")[row]
         if self.spec.entropy:
-            block.d_entropy[lane] = self.address("d_entropy")[row]
+            block.d_entropy[lane] = self.current.address("d_entropy")[row]
 
     def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
         """Copy the rows of the block's lanes, padded with zeros.
@@ -219,9 +229,9 @@ class BackwardKernel(BackwardProducts):
         width = padded(self.real.size, count)
         whole = k.where(step == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B * width, step=W) as x:
-            into[x] = self.zero()
-        with k.loop(self.field("lanes")) as n:
-            source, here = self._row(base, n, head, row), into + n * width
+            into[x] = self.lanes.zero()
+        with k.loop(self.current.field("lanes")) as n:
+            source, here = self.current.row(base, n, head, row), into + n * width
             with k.loop(whole, step=W) as x:
                 here[x] = source.load(x, W).to(self.real)
             with k.loop(count, start=whole) as x:
@@ -230,25 +240,27 @@ class BackwardKernel(BackwardProducts):
     def _not_finite(self, p: Pointer, count: Value) -> Value:
         """Test for infinity or NaN in `count` numbers of whole vectors."""
         k = self.k
-        totals = [k.variable(self.zero()) for _ in range(4)]
+        totals = [k.variable(self.lanes.zero()) for _ in range(4)]
         whole = count - count % (4 * self.W)
         with k.loop(whole, step=4 * self.W) as n:
             for x, total in enumerate(totals):
-                total.value = k.fma(self.load(p, n + x * self.W).to(self.real), 0.0, total.value)
+                total.value = k.fma(self.lanes.load(p, n + x * self.W).to(self.real), 0.0, total.value)
         with k.loop(count, start=whole, step=self.W) as n:
-            totals[0].value = k.fma(self.load(p, n).to(self.real), 0.0, totals[0].value)
+            totals[0].value = k.fma(self.lanes.load(p, n).to(self.real), 0.0, totals[0].value)
         return (totals[0].value + totals[1].value + (totals[2].value + totals[3].value)).is_nan().any()
 
     def _end(self) -> None:
         k = self.k
-        self._transpose_back(self.block.dq, self.d, self.address("dq"), *self.strides("dq"))
+        self.transposes.to_rows(
+            self.current, self.block.dq, self.d, self.current.address("dq"), *self.current.strides("dq")
+        )
         if self.spec.sink:
 
             def write(lane: Value, g: Value, r: Value) -> None:
                 for name in self.spec.rests:
-                    self.address(name)[g * k.integer("row_head") + r] = self.block[name][lane]
+                    self.current.address(name)[g * k.integer("row_head") + r] = self.block[name][lane]
 
-            self.each_lane(write)
+            self.current.each_lane(write)
 
     # Tiles
 
@@ -258,7 +270,9 @@ class BackwardKernel(BackwardProducts):
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
         none = k.whole(0)
-        tile = KeyTile(number, start, first, stop, (first, stop), Halves(first, stop, none, none), self.tile)
+        tile = KeyTile(
+            number, start, first, stop, (first, stop), Halves(first, stop, none, none), none, self.current, self.tile
+        )
         not_finite = k.variable(k.constant(I64, 0))
         for name, count in (*((x, self.d) for x in self.spec.keys), *((x, self.d_v) for x in self.spec.values)):
             with self._if_there(name):
@@ -266,7 +280,7 @@ class BackwardKernel(BackwardProducts):
                 copy = copy.of(self.spec.element if self.spec.paired else self.real)
                 with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
                     copy[n] = k.constant(copy.type, 0.0).spread(self.W)
-                self._copy(name, tile, first, stop, copy, width, count)
+                copy_rows(self.lanes, tile, name, first, stop, copy, width, count)
                 not_finite.value = not_finite.value | self._not_finite(copy, KEYS * width).to(I64)
                 if self.spec.paired and name in self.spec.keys:
                     self._pack_keys(name)
@@ -278,7 +292,7 @@ class BackwardKernel(BackwardProducts):
         width, into = padded(self.real.size, self.d), self.tile[f"{name}_packed"].of(I32)
 
         def pair(n: Value, x: Value) -> Value:
-            low, high = (self.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
+            low, high = (self.lanes.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
             return low | (high << 16)
 
         rows = self.W if self.spec.amx else 1
@@ -296,7 +310,7 @@ class BackwardKernel(BackwardProducts):
             self._hide_beyond(tile)
         self._fetch_dense(tile)
         if not self.spec.ruled:
-            self._subtract_lse(tile, self.block.large, self.score_scale if self.spec.paired else None)
+            subtract_lse(self.lanes, tile, self.block.large, self.score_scale if self.spec.paired else None)
         self._score_gradients(tile)
         if self.spec.trains_bias:
             self._add_bias(tile)
@@ -312,9 +326,9 @@ class BackwardKernel(BackwardProducts):
 
     def _fetch_dense(self, tile: KeyTile) -> None:
         if self.spec.bias:
-            self._fetch("bias", self.tile.bias, tile, tile.first, tile.stop)
+            self.transposes.fetch("bias", self.tile.bias, tile, tile.first, tile.stop)
         for n, name in enumerate(self.spec.masks):
-            self._fetch(name, self._dense(n), tile, *tile.mixed)
+            self.transposes.fetch(name, self.tile[f"dense{n}"], tile, *tile.mixed)
 
     def _score_gradients(self, tile: KeyTile) -> None:
         """Compute P · D and dT for all keys.
@@ -334,15 +348,15 @@ class BackwardKernel(BackwardProducts):
     def _score_gradients_in(self, tile: KeyTile, start: Value, stop: Value, masked: bool) -> None:
         k, spec, block = self.k, self.spec, self.block
         with k.loop(self.B, step=self.W) as c:
-            row = {"b": self.field("b"), "keys": k.integer("keys")}
+            row = {"b": self.current.field("b"), "keys": k.integer("keys")}
             row |= {"i": block.i.load(c, self.W), "h": block.h.load(c, self.W)}
             prepared = [None if rule is None else rule.prepare(TileContext(row)) for rule in (self.score, self.mask)]
             lanes = Lane(
                 c,
                 row,
                 prepared,
-                present=(k.whole(1) << k.minimum(k.maximum(self.field("lanes") - c, 0), self.W)) - 1,
-                rows={name: self.load(block[name], c) for name in self.spec.numbers},
+                present=(k.whole(1) << k.minimum(k.maximum(self.current.field("lanes") - c, 0), self.W)) - 1,
+                rows={name: self.lanes.load(block[name], c) for name in self.spec.numbers},
                 keys=(block.first.load(c, self.W), block.second.load(c, self.W)),
                 sums=_TableGradients(self, tile, prepared[0]),
             )
@@ -374,12 +388,12 @@ class BackwardKernel(BackwardProducts):
 
         Add dS to the bias's and tables' gradients.
         """
-        k, spec, zero = self.k, self.spec, self.zero()
+        k, spec, zero = self.k, self.spec, self.lanes.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
         difference = s - rows["lse"]
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
-        dP, PD = self.load(self.tile.dS, at), P
+        dP, PD = self.lanes.load(self.tile.dS, at), P
         if spec.dropout:
             D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, PD = dP * D, P * D
@@ -408,14 +422,14 @@ class BackwardKernel(BackwardProducts):
 
         more: additional leaves of the rule.
         """
-        at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
+        at, s = p * self.B + lanes.c, self.lanes.load(self.tile.P, p * self.B + lanes.c)
         if self.spec.paired:
             s = s * self.score_scale
         leaves = {**lanes.leaves, "j": self._key(tile, p), "s": s, **more}
-        context = TileContext(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
+        context = TileContext(leaves, lambda n: self.lanes.load(self.tile[f"dense{n}"], at) != 0.0)
         results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(context, lanes.prepared[0])]
         if self.spec.bias:
-            results[0] = results[0] + self.load(self.tile.bias, at)
+            results[0] = results[0] + self.lanes.load(self.tile.bias, at)
         seen = self.k.flags(present, self.W) & (results[0] != -math.inf)
         if masked and self.mask is not None:
             seen = seen & self.mask.at(context, lanes.prepared[1])[0].spread(self.W)
@@ -424,7 +438,7 @@ class BackwardKernel(BackwardProducts):
     def _dropout_scale(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
-        return k.where(dropped, self.zero(), k.real("keep_scale", self.real))
+        return k.where(dropped, self.lanes.zero(), k.real("keep_scale", self.real))
 
 
 @dataclass(frozen=True)
@@ -459,7 +473,7 @@ class _TableGradients:
             determined = [x.spread(kernel.W) for x in indices if x is not None]
             once = len(determined) == len(indices)
             self.fixed.append(determined if once else None)
-            self.totals.append(self.k.variable(kernel.zero()) if once else None)
+            self.totals.append(self.k.variable(kernel.lanes.zero()) if once else None)
 
     def _partition(self, read: TableRead, results: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
         """Split off a read's derivatives and indices from the results."""
@@ -472,7 +486,7 @@ class _TableGradients:
         for read, total in zip(self.spec.table_reads, self.totals, strict=True):
             derivatives, indices, results = self._partition(read, results)
             first, *others = (x * derivative for x, derivative in zip(dS, derivatives, strict=True))
-            part = self.k.where(seen, sum(others, first), self.kernel.zero())
+            part = self.k.where(seen, sum(others, first), self.kernel.lanes.zero())
             if total is None:
                 self._scatter(read, indices, part)
             else:

@@ -6,7 +6,8 @@ Sums go straight to the gradients, step by step. Absent keys of a tile take part
 from collections.abc import Callable
 
 from regard.engines.cpu.kernels.backward_terms import BackwardTerms, ProductTerms
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.prefetching import prefetch_bias
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.amx import add_products
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
@@ -18,22 +19,22 @@ class BackwardAmxProducts(BackwardTerms):
 
     def _scores_by_amx(self, tile: KeyTile) -> None:
         """Compute Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
-        k, B, totals = self.k, self.B, self._totals()
+        k, B, totals = self.k, self.B, self.registers.totals(self.B)
         height = len(totals) * AMX_SIDE
         results, counts, products = zip(*self._terms_of_scores(), strict=True)
         with k.loop(len(results)) as n:
-            features = multiple(self._pick(n, counts), AMX_DEPTH)
-            into, terms = self._pick_pointer(n, results), self._pick_terms(n, products)
+            features = multiple(self.k.pick(n, counts), AMX_DEPTH)
+            into, terms = self.k.pick_pointer(n, results), self._pick_terms(n, products)
             with k.loop(tile.stop, start=tile.first & -height, step=height) as p:
                 if self.spec.bias:
                     with k.when(n == 0):
-                        self._prefetch_bias(tile, p, height)
+                        prefetch_bias(self.lanes, tile, p, height)
                 for line in totals:
                     for total in line:
                         total.clear()
                 with self._each(terms) as (keys, queries):
                     add_products(
-                        self.amx_tiles,
+                        self.registers.tiles,
                         totals,
                         (k.whole(0), features // AMX_DEPTH),
                         lambda r, x: keys.bytes(((p + r * AMX_SIDE) * features + x * AMX_DEPTH) * 2),
@@ -59,7 +60,7 @@ class BackwardAmxProducts(BackwardTerms):
     def _add_queries_by_amx(self, tile: KeyTile) -> None:
         """Compute dQᵀ += Kᵀ dTᵀ."""
         k, B, dq = self.k, self.B, self.block.dq
-        totals, width = self._totals()[0], KEYS * 2
+        totals, width = self.registers.totals(self.B)[0], KEYS * 2
         terms, steps = self._terms_of_queries(), (tile.first // AMX_DEPTH, multiple(tile.stop, AMX_DEPTH) // AMX_DEPTH)
         with k.loop(self.d, step=AMX_SIDE) as a:
             homes = [dq + (a * B + c * AMX_SIDE) for c in range(len(totals))]
@@ -67,7 +68,7 @@ class BackwardAmxProducts(BackwardTerms):
                 total.load(home, B * 4)
             with self._each(terms) as (columns, gradients):
                 add_products(
-                    self.amx_tiles,
+                    self.registers.tiles,
                     [totals],
                     steps,
                     lambda _, n: columns.bytes(a * width + n * (2 * AMX_DEPTH)),
@@ -87,7 +88,7 @@ class BackwardAmxProducts(BackwardTerms):
 
         row: bytes from key to key in `base`.
         """
-        k, B, totals = self.k, self.B, self.amx_tiles[:count]
+        k, B, totals = self.k, self.B, self.registers.tiles[:count]
         with k.loop(tile.stop, start=tile.first & -AMX_SIDE, step=AMX_SIDE) as p:
             for r in range(AMX_SIDE):
                 for c in range(count):
@@ -95,12 +96,12 @@ class BackwardAmxProducts(BackwardTerms):
             # Row blocks that are cut off by the ends of K are summed in a buffer.
             first, stop = k.maximum(-tile.start - p, 0), k.minimum(k.integer("n_k") - tile.start - p, AMX_SIDE)
             whole, here, edge = stop - first == AMX_SIDE, base.bytes(p * row), self.tile.edge
-            home, pitch = self._pick_pointer(whole.to(I64), [edge, here]), k.where(whole, row, count * AMX_SIDE * 4)
+            home, pitch = self.k.pick_pointer(whole.to(I64), [edge, here]), k.where(whole, row, count * AMX_SIDE * 4)
 
             def move(into: Callable[[Value], Pointer], source: Callable[[Value], Pointer]) -> None:
                 with k.when(~whole), k.loop(stop, start=first) as r:
                     for c in range(0, count * AMX_SIDE, self.W):
-                        into(r)[c] = self.load(source(r), c)
+                        into(r)[c] = self.lanes.load(source(r), c)
 
             lines = [lambda r: edge + r * (count * AMX_SIDE), lambda r: here.bytes(r * row)]
             move(*lines)
@@ -108,7 +109,7 @@ class BackwardAmxProducts(BackwardTerms):
                 total.load(home + c * AMX_SIDE, pitch)
             with self._each(terms) as (weights, rows):
                 add_products(
-                    self.amx_tiles,
+                    self.registers.tiles,
                     [totals],
                     (k.whole(0), k.whole(B // AMX_DEPTH)),
                     lambda _, n: weights.bytes(p * (B * 2) + n * (2 * AMX_DEPTH)),

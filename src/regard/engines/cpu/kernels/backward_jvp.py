@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from regard.engines.cpu.kernels.backward import BackwardKernel, Lane, QueryRows
 from regard.engines.cpu.kernels.backward_terms import ProductTerms
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value
@@ -45,10 +45,10 @@ class BackwardTangentKernel(BackwardKernel):
         super()._begin_row(lane, g, r)
         k, block = self.k, self.block
         row = g * k.integer("row_head") + r
-        block.lse_dot[lane] = self.address("lse_dot")[row]
-        block.c_dot[lane] = self.address("given_dot")[row]
+        block.lse_dot[lane] = self.current.address("lse_dot")[row]
+        block.c_dot[lane] = self.current.address("given_dot")[row]
         if self.spec.entropy:
-            block.d_entropy_dot[lane] = self.address("d_entropy_dot")[row]
+            block.d_entropy_dot[lane] = self.current.address("d_entropy_dot")[row]
 
     def _begin_rest(self) -> None:
         """Compute also ċ − Σ dȮ · O − Σ dO · Ȯ."""
@@ -86,8 +86,8 @@ class BackwardTangentKernel(BackwardKernel):
         self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str
     ) -> ProductTerms:
         """Return two terms; each is present if its named array is."""
-        start = self.k.whole(0) if first is None else (~self.has(first)).to(I64)
-        return ProductTerms(factors, vectors, start, self.has(second).to(I64) + 1)
+        start = self.k.whole(0) if first is None else (~self.current.has(first)).to(I64)
+        return ProductTerms(factors, vectors, start, self.current.has(second).to(I64) + 1)
 
     # Score gradients
 
@@ -95,28 +95,28 @@ class BackwardTangentKernel(BackwardKernel):
         super()._fetch_dense(tile)
         if self.spec.bias_dot:
             bias_dot = self.tile.bias_dot
-            with self.k.choice(self.has("bias_dot")) as (varies, stays):
+            with self.k.choice(self.current.has("bias_dot")) as (varies, stays):
                 with varies:
-                    self._fetch("bias_dot", bias_dot, tile, tile.first, tile.stop)
+                    self.transposes.fetch("bias_dot", bias_dot, tile, tile.first, tile.stop)
                 with stays:
-                    self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
+                    self.lanes.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 
     def _score_gradient(self, tile: KeyTile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
         """Compute P · D, dT and their tangents for key p in some lanes.
 
         Add dṠ to the other tangents.
         """
-        k, spec, zero = self.k, self.spec, self.zero()
+        k, spec, zero = self.k, self.spec, self.lanes.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
-        S_dot = self.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)
+        S_dot = self.lanes.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {"ds": S_dot})
         if self.score is not None:
             S_dot, *results = results
         if spec.bias_dot:
-            S_dot = S_dot + self.load(self.tile.bias_dot, at)
+            S_dot = S_dot + self.lanes.load(self.tile.bias_dot, at)
         difference, grown = s - rows["lse"], S_dot - rows["lse_dot"]
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
-        dP, dP_dot, PD = self.load(self.tile.dS, at), self.load(self.tile.dS_dot, at), P
+        dP, dP_dot, PD = self.lanes.load(self.tile.dS, at), self.lanes.load(self.tile.dS_dot, at), P
         if spec.dropout:
             D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, dP_dot, PD = dP * D, dP_dot * D, P * D

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from regard.engines.cpu.kernels.backward_amx import BackwardAmxProducts
 from regard.engines.cpu.kernels.backward_terms import ProductTerms
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.prefetching import prefetch_bias
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import add_products_by_vectors
 from regard.engines.cpu.language.types import I16, I32
@@ -38,11 +39,15 @@ class BackwardProducts(BackwardAmxProducts):
 
         ends: the first x and the one after the last.
         """
-        sums = self._sums(rows, columns)
+        sums = self.lanes.sums(rows, columns)
         with self._each(terms) as (factors, vectors):
             lines, vectors = [line(factors, r) for r in range(rows)], vectors + column
-            self._add_product(
-                sums, *ends, lambda r, x: lines[r][x * step], lambda x, c: self.load(vectors, x * height, c), columns
+            self.lanes.add_product(
+                sums,
+                *ends,
+                lambda r, x: lines[r][x * step],
+                lambda x, c: self.lanes.load(vectors, x * height, c),
+                columns,
             )
         return sums
 
@@ -55,9 +60,9 @@ class BackwardProducts(BackwardAmxProducts):
             return
         k, (results, counts, products) = self.k, zip(*self._terms_of_scores(), strict=True)
         with k.loop(len(results)) as n:
-            count = self._pick(n, counts)
+            count = self.k.pick(n, counts)
             width, stop = copied(self.spec, count) // self.both, (count + (self.both - 1)) // self.both
-            into, terms = self._pick_pointer(n, results), self._pick_terms(n, products)
+            into, terms = self.k.pick_pointer(n, results), self._pick_terms(n, products)
 
             def micro_tile(
                 count: int,
@@ -70,13 +75,13 @@ class BackwardProducts(BackwardAmxProducts):
             ) -> None:
                 if self.spec.bias and count > 1:
                     with k.when(n == 0):
-                        self._prefetch_bias(tile, p, count)
+                        prefetch_bias(self.lanes, tile, p, count)
                 sums = self._multiply(count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B)
                 for r in range(count):
-                    for c, x in zip(self.vectors(), sums[r], strict=True):
+                    for c, x in zip(self.lanes.vectors(), sums[r], strict=True):
                         into[(p + r) * self.B + c] = x.value
 
-            self._micro_tiles(tile.first, tile.stop, micro_tile)
+            self.lanes.micro_tiles(tile.first, tile.stop, micro_tile)
 
     # Gradients of Q, K, V and the bias
 
@@ -91,19 +96,19 @@ class BackwardProducts(BackwardAmxProducts):
         def micro_tile(count: int, a: Value) -> None:
             sums = self._multiply(count, terms, ends, lambda f, r: f + a + r, width, self.B)
             for r in range(count):
-                for c, x in zip(self.vectors(), sums[r], strict=True):
+                for c, x in zip(self.lanes.vectors(), sums[r], strict=True):
                     at = (a + r) * self.B + c
-                    dq[at] = self.load(dq, at) + x.value
+                    dq[at] = self.lanes.load(dq, at) + x.value
 
         if not exclude_hidden:
-            self._micro_tiles(k.whole(0), self.d, micro_tile)
+            self.lanes.micro_tiles(k.whole(0), self.d, micro_tile)
             return
         with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
 
             def factors(rows: Pointer, dS: Pointer, p: Value, a: Value = a, c: Value = c) -> tuple[Value, Value]:
                 x = rows[a * (KEYS // 2) + p if self.spec.amx else p * width + a]
                 shown = self._shown(x, [self.weights + (n * p + m) * self.B + c for m in range(n)])
-                return shown, self.load(dS, p * self.B + c)
+                return shown, self.lanes.load(dS, p * self.B + c)
 
             self._add_one_by_one(dq + (a * self.B + c), terms, ends, factors)
 
@@ -119,7 +124,7 @@ class BackwardProducts(BackwardAmxProducts):
         `factors` zero what is hidden.
         """
         k, amx = self.k, self.spec.amx
-        total = k.variable(self.load(home) if amx else self.zero())
+        total = k.variable(self.lanes.load(home) if amx else self.lanes.zero())
         with self._each(terms) as (f, v):
             if amx:
                 add_products_by_vectors(
@@ -127,8 +132,8 @@ class BackwardProducts(BackwardAmxProducts):
                 )
             else:
                 with k.loop(ends[1], start=ends[0]) as n:
-                    total.value = self.multiply_add(total.value, *factors(f, v, n))
-        home[0] = total.value if amx else self.load(home) + total.value
+                    total.value = self.lanes.multiply_add(total.value, *factors(f, v, n))
+        home[0] = total.value if amx else self.lanes.load(home) + total.value
 
     @property
     def weights(self) -> Pointer:
@@ -143,7 +148,7 @@ class BackwardProducts(BackwardAmxProducts):
         k, lanes = self.k, self.W if lanes is None else lanes
         hidden = []
         for weight in weights:
-            word = I16 if self.spec.paired else mathematics.integer(self.zero())
+            word = I16 if self.spec.paired else mathematics.integer(self.lanes.zero())
             hidden.append(weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)))
         if not self.spec.paired:
             return k.where(hidden[0], k.constant(self.real, 0.0), x)
@@ -159,7 +164,7 @@ class BackwardProducts(BackwardAmxProducts):
             terms = self._pick_terms(which, self._terms_of_keys())
             width = padded(self.real.size, k.where(v, self.d_v, self.d))
             row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
-            base = self._pick_pointer(which, [self.address("dv"), self.address("dk")])
+            base = self.k.pick_pointer(which, [self.current.address("dv"), self.current.address("dk")])
             base = base.bytes(tile.start * row)
             whole = width - width % (vectors * self.W)
             ranges = ((0, width, 1),) if exclude_hidden else ((0, whole, vectors), (whole, width, 1))
@@ -194,16 +199,16 @@ class BackwardProducts(BackwardAmxProducts):
             for r in range(count):
                 into = base.bytes((p + r) * row)
                 for c, x in zip(columns, sums[r], strict=True):
-                    into[c] = self.load(into, c) + x.value
+                    into[c] = self.lanes.load(into, c) + x.value
 
         if not exclude_hidden:
-            self._micro_tiles(tile.first, tile.stop, micro_tile, 6 if vectors > 1 else 8)
+            self.lanes.micro_tiles(tile.first, tile.stop, micro_tile, 6 if vectors > 1 else 8)
             return
         with k.loop(tile.stop, start=tile.first) as p:
 
             def factors(weights: Pointer, rows: Pointer, i: Value, p: Value = p) -> tuple[Value, Value]:
                 at = self.weights + p * self.B + i * self.both
-                shown = self._shown(self.load(rows, a, i * width), [at + m for m in range(self.both)], 0)
+                shown = self._shown(self.lanes.load(rows, a, i * width), [at + m for m in range(self.both)], 0)
                 return shown, weights[p * stop + i].spread(self.W)
 
             self._add_one_by_one(base.bytes(p * row), terms, (k.whole(0), k.whole(stop)), factors)
@@ -211,21 +216,21 @@ class BackwardProducts(BackwardAmxProducts):
     def _add_bias(self, tile: KeyTile) -> None:
         """Compute dbias += dS, summed over the axes that the bias lacks."""
         k, W, B, dS = self.k, self.W, self.B, self.tile.bias
-        base, lanes = self.address("dbias"), self.field("lanes")
+        base, lanes = self.current.address("dbias"), self.current.field("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
         if not self.spec.bias_rows:
             with k.loop(tile.stop, start=tile.first) as p:
-                total = k.variable(self.zero())
+                total = k.variable(self.lanes.zero())
                 with k.loop(B, step=W) as c:
-                    total.value += self.load(dS, p * B + c)
+                    total.value += self.lanes.load(dS, p * B + c)
                 into = base.bytes((tile.start + p) * key)
-                into[0] = into[0] + self._folded(total.value, operator.add)
+                into[0] = into[0] + self.k.folded(total.value, operator.add)
             return
         if not self.spec.bias_keys:
             with k.loop(B, step=W) as c:
-                total = k.variable(self.zero())
+                total = k.variable(self.lanes.zero())
                 with k.loop(tile.stop, start=tile.first) as p:
-                    total.value += self.load(dS, p * B + c)
+                    total.value += self.lanes.load(dS, p * B + c)
                 dS[tile.first * B + c] = total.value
             with k.loop(lanes) as n:
                 into = base.bytes(n * row)
@@ -235,7 +240,7 @@ class BackwardProducts(BackwardAmxProducts):
         here = base.bytes(tile.start * key)
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, start=tile.first, step=W) as p:
-                transposed = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
+                transposed = k.transpose([self.lanes.load(dS, (p + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
                         self._store_sums(here.bytes((c + r) * row) + p, transposed[r])
@@ -246,7 +251,7 @@ class BackwardProducts(BackwardAmxProducts):
     def _store_sums(self, into: Pointer, x: Value) -> None:
         """Store a vector of dbias; past the caches where all of dbias would not fit."""
         if self.spec.bias_shared:
-            into[0] = self.load(into) + x
+            into[0] = self.lanes.load(into) + x
             return
         with self.k.choice(self.k.integer("dbias_streams") != 0) as (streams, stays):
             with streams:

@@ -8,12 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.rules import Rules
+from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language import mathematics
+from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.scratch import TileScratch, backward_tile_scratch
+from regard.engines.cpu.spec.scratch import BlockState, TileScratch, backward_tile_scratch
 from regard.engines.cpu.spec.specs import BackwardSpec
 
 
@@ -30,13 +34,18 @@ class ProductTerms:
     stop: Value | int = 1
 
 
-class BackwardTerms(Lanes):
+class BackwardTerms:
     """Operands of products and their addresses; a tangent adds terms."""
 
-    spec: BackwardSpec
+    current: RowBlock
 
     def __init__(self, k: Kernel, spec: BackwardSpec):
-        super().__init__(k, spec)
+        self.spec = spec
+        self.lanes = lanes = Lanes(k, spec)
+        self.k, self.d, self.d_v = k, lanes.d, lanes.d_v
+        self.real, self.W, self.B = lanes.real, lanes.W, lanes.B
+        rules, self.transposes = Rules(lanes), Transposes(lanes)
+        self.mask, self.score = rules.mask, rules.score
         scale = k.real("scale", spec.real)
         # Scores are logarithms of base 2, but natural where a rule follows.
         self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
@@ -49,6 +58,12 @@ class BackwardTerms(Lanes):
         # Broadcast once, outside of all loops.
         self.gradient_scale, self.score_scale = scale.spread(self.W), (scale * self.exponent_scale).spread(self.W)
         self.query_scale = k.constant(spec.real, 1.0) if spec.paired else scale * self.exponent_scale
+
+        self.registers = AmxRegisters(k)
+
+    @property
+    def block(self) -> BlockState:
+        return self.current.state
 
     # Operands
 
@@ -94,13 +109,13 @@ class BackwardTerms(Lanes):
         """Return the n-th of some sums."""
         last = max(len(x.factors) for x in options) - 1
         factors, vectors = (
-            [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
+            [self.k.pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
             for each in ([x.factors for x in options], [x.vectors for x in options])
         )
         if not last:
             return ProductTerms(factors, vectors)
         ends = [[self.k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options])]
-        return ProductTerms(factors, vectors, self._pick(n, ends[0]), self._pick(n, ends[1]))
+        return ProductTerms(factors, vectors, self.k.pick(n, ends[0]), self.k.pick(n, ends[1]))
 
     @contextmanager
     def _each(self, terms: ProductTerms) -> Iterator[tuple[Pointer, Pointer]]:
@@ -109,5 +124,5 @@ class BackwardTerms(Lanes):
             yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
             return
         with self.k.loop(terms.stop, start=terms.first) as n:
-            factors, vectors = (self._pick_pointer(n, x) for x in (terms.factors, terms.vectors))
+            factors, vectors = (self.k.pick_pointer(n, x) for x in (terms.factors, terms.vectors))
             yield factors.of(self.number), vectors.of(self.number)

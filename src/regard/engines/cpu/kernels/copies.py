@@ -5,13 +5,33 @@ A work group makes them once.
 
 from collections.abc import Callable
 
-from regard.engines.cpu.kernels.lanes import KeyTile, Lanes
+from regard.engines.cpu.kernels.base import LanesTower
+from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.types import I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
-class Copies(Lanes):
+def copy_rows(
+    lanes: Lanes, tile: KeyTile, name: str, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
+) -> None:
+    """Copy `count` features of rows of K or V to rows of `width`, which are padded for packed pairs."""
+    k, size = lanes.k, lanes.spec.element.size
+    feature = k.integer(f"{name}_feature")
+    with k.loop(stop, start=first) as p:
+        source, into = tile.block.source(name, tile.start + p), copy + p * width
+        whole = k.where(feature == size, count - count % lanes.W, k.whole(0))
+        with k.loop(whole, step=lanes.W) as x:
+            into[x] = source.bytes(x * size).load(0, lanes.W).to(copy.type)
+        with k.loop(count, start=whole) as x:
+            into[x] = source.bytes(x * feature)[0].to(copy.type)
+        if lanes.spec.paired:
+            with k.loop(width, start=count) as x:
+                into[x] = k.constant(copy.type, 0.0)
+
+
+class Copies(LanesTower):
     """Copies of tiles of K and V."""
 
     def _copies(self, tile: KeyTile) -> None:

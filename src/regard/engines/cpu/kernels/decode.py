@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from regard.engines.cpu.kernels.forward import ForwardKernel
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.prefetch import LINE, Prefetcher
 from regard.engines.cpu.language.rules import TileContext

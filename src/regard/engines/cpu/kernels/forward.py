@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from regard.engines.cpu.kernels.copies import Copies
-from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32, I64

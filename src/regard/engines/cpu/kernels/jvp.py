@@ -10,8 +10,8 @@ is four more products, or three if the output is given. The output has the bits 
 import math
 from collections.abc import Mapping
 
-from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.prefill import PrefillKernel
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import TileContext

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from regard.engines.cpu.kernels.amx_products import AmxProducts
-from regard.engines.cpu.kernels.lanes import Halves, KeyTile
+from regard.engines.cpu.kernels.tiles import Halves, KeyTile
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.scratch import TileScratch
@@ -46,7 +46,7 @@ class Pipelining(AmxProducts):
 
         def carried_tile() -> KeyTile:
             number, start, first, stop, *halves = (x.value for x in carried)
-            return KeyTile(number, start, first, stop, (none, none), Halves(*halves), self.tile)
+            return KeyTile(number, start, first, stop, (none, none), Halves(*halves), none, None, self.tile)  # type: ignore[arg-type]
 
         def softmax_steps(tile: KeyTile, there: Value) -> Callable[[], None]:
             """Return a function that computes the softmax of two more keys of a tile."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.pipelining import Pipelining
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import TileContext
 from regard.engines.cpu.language.types import I16, I32, I64

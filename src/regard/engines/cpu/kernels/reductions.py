@@ -6,8 +6,8 @@ sums over queries (`received`), sums along diagonals (`profile`), and maps of bi
 
 import math
 
-from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.prefill import PrefillKernel
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value

@@ -26,7 +26,7 @@ from llvmlite import ir
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I8, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, AMX_SUMS
 
 REGISTERS = 8
 
@@ -57,17 +57,36 @@ class AmxTile:
 Totals = Sequence[Sequence[AmxTile]]  # totals[r][c], one tile for each row block and column block
 
 
+class AmxRegisters:
+    """All tile registers."""
+
+    def __init__(self, k: Kernel):
+        self.k, self.tiles = k, [AmxTile(k, n) for n in range(REGISTERS)]
+
+    @contextmanager
+    def configured(self) -> Iterator[None]:
+        """Configure the registers; their contents are lost at the end."""
+        shape = self.k.stack(8)
+        low = 1 | 0  # palette 1, start row 0
+        config = [low, 0] + [AMX_SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [AMX_SIDE * 0x0101010101010101] + [0]
+        for n, x in enumerate(config):
+            shape[n] = self.k.constant(I64, x)
+        _do(self.k, "ldtilecfg", shape.raw)
+        yield
+        _do(self.k, "tilerelease")
+
+    def totals(self, lanes: int) -> Totals:
+        """Return the tiles of sums: a few row blocks by all lanes."""
+        across = lanes // AMX_SIDE
+        return [self.tiles[n * across : (n + 1) * across] for n in range(max(1, AMX_SUMS // across))]
+
+
 @contextmanager
 def amx_tiles(k: Kernel) -> Iterator[list[AmxTile]]:
-    """Configure and yield all tile registers; their contents are lost at the end."""
-    shape = k.stack(8)
-    low = 1 | 0  # palette 1, start row 0
-    config = [low, 0] + [AMX_SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [AMX_SIDE * 0x0101010101010101] + [0]
-    for n, x in enumerate(config):
-        shape[n] = k.constant(I64, x)
-    _do(k, "ldtilecfg", shape.raw)
-    yield [AmxTile(k, n) for n in range(REGISTERS)]
-    _do(k, "tilerelease")
+    """Configure and yield all tile registers."""
+    registers = AmxRegisters(k)
+    with registers.configured():
+        yield registers.tiles
 
 
 def add_products(

@@ -262,6 +262,23 @@ class Kernel:
         made: Value = yes._like(self.b.select(condition.raw, yes.raw, no.raw))
         return made
 
+    def pick(self, n: Value, options: Sequence[Value]) -> Value:
+        """Return the n-th of some values."""
+        *others, chosen = options
+        for m, x in reversed(list(enumerate(others))):
+            chosen = self.where(n == m, x, chosen)
+        return chosen
+
+    def pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
+        return self.at(self.pick(n, [x.address for x in options]), options[0].type)
+
+    def folded(self, x: Value, operation: Callable[[Value, Value], Value]) -> Value:
+        """Reduce the lanes of a vector by halves."""
+        while x.lanes > 2:
+            half = x.lanes // 2
+            x = operation(*(self.shuffle(x, x, range(n, n + half)) for n in (0, half)))
+        return operation(x.lane(0), x.lane(1))
+
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """Transpose a square of vectors.
 

@@ -278,6 +278,13 @@ def backward_block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str,
     return {"state": 16, **integers64, **lanes, **rows}
 
 
+def query_block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of a query block of any kernel."""
+    if isinstance(spec, BackwardSpec):
+        return backward_block_scratch(spec, d, d_v)
+    return block_scratch(spec, d, d_v)
+
+
 def backward_scratch_size(spec: BackwardSpec, blocks: int, d: int, d_v: int) -> int:
     """Return the size of a work group's scratch memory, in elements of `real`."""
     tile, block = backward_tile_scratch(spec, d, d_v), backward_block_scratch(spec, d, d_v)

@@ -1,0 +1,95 @@
+"""Transposes between rows in memory and rows of lanes, in registers."""
+
+from typing import Any
+
+from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.language.values import Pointer, Value
+
+
+class Transposes:
+    """Transposes of rows of a query block."""
+
+    def __init__(self, lanes: Lanes):
+        self.k, self.lanes, self.real, self.W, self.B = lanes.k, lanes, lanes.real, lanes.W, lanes.B
+
+    def to_lanes(
+        self,
+        block: RowBlock,
+        base: Pointer,
+        strides: list[Value],
+        count: Value,
+        transposed: Pointer,
+        scale: Value | float,
+    ) -> None:
+        """Transpose rows, scaled, so that lanes are queries.
+
+        transposed[x, lane] = scale · base[head, row, x] for each lane and x below `count`.
+        """
+        k, W = self.k, self.W
+        whole = k.where(strides[2] == base.type.size, count - count % W, k.whole(0))
+        with k.loop(self.B, step=W) as c:
+            rows = self.rows(block, base, strides, c)
+            with k.loop(whole, step=W) as x:
+                self.store(rows, x, transposed + (x * self.B + c), scale)
+            self.singly(block, base, strides, c, whole, count, transposed, scale)
+
+    def rows(self, block: RowBlock, base: Pointer, strides: list[Value], c: Value) -> list[Pointer]:
+        """Return the rows of the lanes of one vector."""
+        return [block.row(base, c + r, *strides[:2]) for r in range(self.W)]
+
+    def store(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
+        """Store the vectors of `square` in consecutive rows of lanes."""
+        for n, vector in enumerate(self.square(rows, x, scale)):
+            into[n * self.B] = vector
+
+    def square(self, rows: list[Pointer], x: Value, scale: Value | float) -> list[Value]:
+        """Load a vector of each row from x on, scaled and transposed."""
+        return self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])
+
+    def singly(
+        self,
+        block: RowBlock,
+        base: Pointer,
+        strides: list[Value],
+        c: Value,
+        start: Value,
+        stop: Value,
+        transposed: Pointer,
+        scale: Any,
+    ) -> None:
+        """Transpose one by one.
+
+        That is x from `start` to before `stop`, for the vector of lanes at c.
+        """
+        k = self.k
+        with k.loop(self.W) as r:
+            p = block.row(base, c + r, *strides[:2])
+            with k.loop(stop, start=start) as x:
+                transposed[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
+
+    def to_rows(
+        self, block: RowBlock, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value
+    ) -> None:
+        """Transpose lanes back to rows.
+
+        base[head, row, x] = transposed[x, lane] for each lane and x below `count`.
+        """
+        k, W, B = self.k, self.W, self.B
+        lanes, whole = block.field("lanes"), count - count % W
+        with k.loop(lanes, step=W) as c:
+            with k.loop(whole, step=W) as a:
+                vectors = k.transpose([self.lanes.load(transposed, (a + x) * B, c) for x in range(W)])
+                for r in range(W):
+                    with k.when(c + r < lanes):
+                        block.row(base, c + r, head, row)[a] = vectors[r].to(base.type)
+            with k.loop(k.minimum(lanes, c + W), start=c) as n:
+                into = block.row(base, n, head, row)
+                with k.loop(count, start=whole) as a:
+                    into[a] = transposed[a * B + n].to(base.type)
+
+    def fetch(self, name: str, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
+        """Transpose some keys of a dense array, so that lanes are queries."""
+        base, strides = tile.block.dense_at(name, tile.start + start)
+        self.to_lanes(tile.block, base, strides, stop - start, into + start * self.B, 1.0)
