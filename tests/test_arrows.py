@@ -66,7 +66,7 @@ LAZY = {
     "regard.engines.cpu.schedule.backward_tangent_work": ("engines.cpu.kernels.backward_jvp", KERNEL),
     "regard.engines.cpu.schedule.second_work": ("engines.cpu.kernels.reductions", KERNEL),
     "regard.engines.cpu.schedule.tangent_work": ("engines.cpu.kernels.jvp", KERNEL),
-    "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.decode engines.cpu.kernels.prefill", KERNEL),
+    "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.forward", KERNEL),
     "regard.engines.tiled": ("engines.tiled.backward_pass engines.tiled.derivatives", "a forward call needs neither"),
     "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),

@@ -5,7 +5,6 @@ A work group makes them once.
 
 from collections.abc import Callable
 
-from regard.engines.cpu.kernels.base import LanesTower
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.types import I16, I32, I64, Type
@@ -31,58 +30,86 @@ def copy_rows(
                 into[x] = k.constant(copy.type, 0.0)
 
 
-class Copies(LanesTower):
-    """Copies of tiles of K and V."""
+def key_width(lanes: Lanes) -> Value:
+    """Return the length of a copied row of K, in whole steps of the products."""
+    step = AMX_DEPTH if lanes.spec.amx else 2 if lanes.spec.paired else 1
+    width: Value = multiple(lanes.d, step)
+    return width
 
-    def _copies(self, tile: KeyTile) -> None:
+
+def slot_of(tile: KeyTile) -> Value:
+    """Return the index of a tile in its key split."""
+    k = tile.block.k
+    return tile.number & ((k.whole(1) << k.integer("split_bits")) - 1)
+
+
+class Copies:
+    """The rows of K and V of a tile: copies, or the call's own memory."""
+
+    def __init__(self, lanes: Lanes):
+        self.k, self.spec, self.lanes, self.d, self.d_v, self.W = (
+            lanes.k,
+            lanes.spec,
+            lanes,
+            lanes.d,
+            lanes.d_v,
+            lanes.W,
+        )
+        self.key_type: Type = self.spec.element if self.spec.paired else lanes.real  # of copies of K
+
+    def make(self, tile: KeyTile) -> None:
         """Copy tiles of K and V, if no earlier query block of the work group did."""
-        k, spec = self.k, self.spec
+        k, spec, d_v = self.k, self.spec, self.d_v
         if not spec.copies:
             return
-        slot = self._slot(tile)
-        ready = self.tile.ready.of(I64) + slot
+        slot = slot_of(tile)
+        ready = tile.scratch.ready.of(I64) + slot
         with k.when(ready[0] == 0):
             ready[0] = k.constant(I64, 1)
             first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
             for name in spec.keys if spec.copied else ():
-                self._copy(name, tile, first, stop, self.k_copy(slot, name), self.key_width, self.d)
+                copy = self._key_copy(tile, slot, name)
+                copy_rows(self.lanes, tile, name, first, stop, copy, key_width(self.lanes), self.d)
             for name in spec.values:
+                copy = self._value_copy(tile, slot, name)
                 if spec.amx:
-                    self._copy_transposed(name, tile, first, stop, self.v_copy(slot, name))
+                    self._transpose(name, tile, first, stop, copy)
                 elif spec.paired:
-                    self._copy_packed(name, tile, first, stop, self.v_copy(slot, name))
+                    self._pack(name, tile, first, stop, copy)
                 else:
-                    self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
+                    copy_rows(self.lanes, tile, name, first, stop, copy, d_v, d_v)
 
-    def _slot(self, tile: KeyTile) -> Value:
-        """Return the index of a tile in its key split."""
-        k = self.k
-        return tile.number & ((k.whole(1) << k.integer("split_bits")) - 1)
+    def copied_keys(self, tile: KeyTile, name: str) -> Pointer:
+        """Return the first copied row of K of a tile."""
+        return self._key_copy(tile, slot_of(tile), name)
 
-    @property
-    def key_type(self) -> Type:
-        """The type of copied tiles of K."""
-        return self.spec.element if self.spec.paired else self.real
+    def keys(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
+        """Return the first row of K of a tile, and its stride in bytes."""
+        if self.spec.copied:
+            return self.copied_keys(tile, name), key_width(self.lanes) * self.key_type.size
+        return tile.block.source(name, tile.start), self.k.integer(f"{name}_row")
 
-    @property
-    def key_width(self) -> Value:
-        """The length of a copied row of K, in whole steps of the products."""
-        step = AMX_DEPTH if self.spec.amx else 2 if self.spec.paired else 1
-        width: Value = multiple(self.d, step)
-        return width
+    def values(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
+        """Return the first row of V of a tile, and its stride in bytes.
 
-    def k_copy(self, slot: Value, name: str) -> Pointer:
-        copy: Pointer = self.tile[f"{name}_copy"].of(self.key_type) + slot * KEYS * self.key_width
-        return copy
+        Of packed rows that of a pair.
+        """
+        if self.spec.copies:
+            width = 4 if self.spec.paired else self.lanes.real.size
+            return self._value_copy(tile, slot_of(tile), name), self.d_v * width
+        return tile.block.source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def v_copy(self, slot: Value, name: str) -> Pointer:
-        copy = self.tile[f"{name}_copy"]
+    def _key_copy(self, tile: KeyTile, slot: Value, name: str) -> Pointer:
+        return tile.scratch[f"{name}_copy"].of(self.key_type) + slot * KEYS * key_width(self.lanes)
+
+    def _value_copy(self, tile: KeyTile, slot: Value, name: str) -> Pointer:
+        copy = tile.scratch[f"{name}_copy"]
         if not self.spec.paired:
             return copy + slot * KEYS * self.d_v
-        packed: Pointer = copy.of(I32) + slot * (KEYS // 2) * multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)
-        return packed
+        width: Value = multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)
+        return copy.of(I32) + slot * (KEYS // 2) * width
 
-    def _copy_packed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
+    def _pack(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
         """Pack rows of V in pairs; an absent row is 0."""
         k = self.k
         feature, size = k.integer(f"{name}_feature"), self.spec.element.size
@@ -108,7 +135,7 @@ class Copies(LanesTower):
             there = (x >= first) & (x < stop)
             nearest = k.minimum(k.maximum(x, first), stop - 1)
             mask = k.where(there, k.constant(I32, 0xFFFF), 0)
-            rows.append((self._source(name, tile.start + nearest).of(I16), mask))
+            rows.append((tile.block.source(name, tile.start + nearest).of(I16), mask))
 
         def load(offset: Value, lanes: int) -> Value:
             low, high = (row.bytes(offset).load(0, lanes).to(I32) & mask for row, mask in rows)
@@ -116,7 +143,7 @@ class Copies(LanesTower):
 
         return load
 
-    def _copy_transposed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
+    def _transpose(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
         """Transpose V to columns of KEYS numbers; an absent row is 0."""
         k, W, half = self.k, self.W, KEYS // 2
         feature, size = k.integer(f"{name}_feature"), self.spec.element.size

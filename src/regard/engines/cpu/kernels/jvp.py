@@ -10,8 +10,16 @@ is four more products, or three if the output is given. The output has the bits 
 import math
 from collections.abc import Mapping
 
-from regard.engines.cpu.kernels.prefill import PrefillKernel
+from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.finish import Finish
+from regard.engines.cpu.kernels.forward import ForwardKernel
+from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.rules import RuleRows, Rules
+from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite
+from regard.engines.cpu.kernels.splits import Split
+from regard.engines.cpu.kernels.terms import ForwardTerms, TileProduct
 from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import TileContext
@@ -20,126 +28,124 @@ from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.specs import TangentSpec
 
 
-class TangentKernel(PrefillKernel):
-    """The tangent kernel."""
+class TangentKernel(ForwardKernel):
+    """The tangent kernel: prefill with the terms and the end below."""
+
+    def __init__(self, k: Kernel, spec: TangentSpec):
+        super().__init__(k, spec, TangentTerms, TangentFinish)
+
+
+class TangentTerms(ForwardTerms):
+    """Forward's terms and their tangents."""
 
     spec: TangentSpec
 
-    def __init__(self, k: Kernel, spec: TangentSpec):
-        super().__init__(k, spec)
+    def __init__(self, lanes: Lanes, rules: Rules, softmax: RunningSoftmax):
+        super().__init__(lanes, rules, softmax)
         # From the products Ṡ to natural numbers.
-        self.tangent_scale: Value | float = 1.0 if spec.ruled else mathematics.LN_2
-        if self.product_scale is not None:
-            self.tangent_scale = self.product_scale * self.tangent_scale
+        self.tangent_scale: Value | float = softmax.natural_scale
+        if softmax.product_scale is not None:
+            self.tangent_scale = softmax.product_scale * self.tangent_scale
 
-    # QK products
-
-    def _qk_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
+    def qk(self, tile: KeyTile) -> list[TileProduct]:
         """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
-        products, varies = super()._qk_products(tile), self.spec.varies
+        products, varies, state = super().qk(tile), self.spec.varies, tile.block.state
         if "q" in varies:
-            products.append(("k", self.block.q_dot, tile.scratch.S_dot))
+            products.append(TileProduct("k", state.q_dot, tile.scratch.S_dot))
         if "k" in varies:
-            products.append(("k_dot", self.block.q, tile.scratch.S_dot))
+            products.append(TileProduct("k_dot", state.q, tile.scratch.S_dot))
         return products
 
-    def _ruled(
-        self,
-        tile: KeyTile,
-        s: Value,
-        context: TileContext,
-        prepared: list[Value | None] | None,
-        at: Value,
-        biases: Mapping[str, Pointer],
+    def score(
+        self, tile: KeyTile, context: TileContext, rows: RuleRows, at: Value, biases: Mapping[str, Pointer]
     ) -> Value:
-        spec, s_dot = self.spec, self.zero()
+        """Compute also Ṡ."""
+        spec, load, s_dot = self.spec, self.lanes.load, self.lanes.zero()
         if not (spec.ruled and spec.moves):
-            return super()._ruled(tile, s, context, prepared, at, biases)
+            return super().score(tile, context, rows, at, biases)
         if spec.varies & {"q", "k"}:
-            s_dot = self.load(tile.scratch.S_dot, at) * self.tangent_scale
-        if self.score is not None:
-            results = self.score.at(TileContext({**context.leaves, "ds": s_dot}, context.dense), prepared)
-            s, *more = (x.spread(self.W) for x in results)
-            s_dot = more[0] if more else s_dot
+            s_dot = load(tile.scratch.S_dot, at) * self.tangent_scale
+        s, *more = self.rules.scores(TileContext({**context.leaves, "ds": s_dot}, context.dense), rows)
+        s_dot = more[0] if more else s_dot
         if spec.bias:
-            s = s + self.load(biases["bias"], at)
+            s = s + load(biases["bias"], at)
         if spec.bias_dot:
-            s_dot = s_dot + self.load(biases["bias_dot"], at)
+            s_dot = s_dot + load(biases["bias_dot"], at)
         tile.scratch.S_dot[at] = s_dot
         return s
 
-    # Softmax and PV products
-
-    def _weights_at(self, tile: KeyTile, at: Value, shift: Value) -> tuple[list[Value], Value]:
+    def weights(self, tile: KeyTile, at: Value, shift: Value) -> tuple[list[Value], Value]:
         """Compute also w Ṡ, 0 where the pair is hidden."""
-        weights, difference = super()._weights_at(tile, at, shift)
+        weights, difference = super().weights(tile, at, shift)
         if self.spec.moves:
-            s, s_dot = self.load(tile.scratch.P, at), self.load(tile.scratch.S_dot, at)
+            s, s_dot = self.lanes.load(tile.scratch.P, at), self.lanes.load(tile.scratch.S_dot, at)
             if not self.spec.ruled:
                 s_dot = s_dot * self.tangent_scale
-            weights.append(self.k.where(s == -math.inf, self.zero(), weights[0] * s_dot))
+            weights.append(self.k.where(s == -math.inf, self.lanes.zero(), weights[0] * s_dot))
         return weights, difference
 
-    def _pv_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
+    def pv(self, split: Split, tile: KeyTile) -> list[TileProduct]:
         """Return also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
-        products = [] if self.spec.given else super()._pv_products(tile)
+        products = [] if self.spec.given else super().pv(split, tile)
         if self.spec.moves:
-            products.append(("v", tile.scratch.S_dot, self.split.O_dot))
+            products.append(TileProduct("v", tile.scratch.S_dot, split.state.O_dot))
         if "v" in self.spec.varies:
-            products.append(("v_dot", tile.scratch.P, self.split.O_dot))
+            products.append(TileProduct("v_dot", tile.scratch.P, split.state.O_dot))
         return products
 
-    # Finishing
 
-    def _finish(self) -> None:
-        """Compute also l̇se and Ḣ, in the place of the factors of merging, and Ȯ."""
-        k, spec, block, tile = self.k, self.spec, self.block, self.tile
-        natural_scale = 1.0 if spec.ruled else mathematics.LN_2
-        with k.loop(self.B, step=self.W) as c:
-            tile.old[c] = self._scaled(self.load(block.m, c)) * natural_scale
-        super()._finish()
+class TangentFinish(Finish):
+    """Forward's results and their tangents; `scratch.old` becomes l̇se, `scratch.new` Ḣ."""
+
+    spec: TangentSpec
+
+    def compute(self, block: RowBlock) -> None:
+        """Compute also l̇se, Ḣ and Ȯ."""
+        k, spec, lanes, state, scratch, load = self.k, self.spec, self.lanes, block.state, self.scratch, self.lanes.load
+        natural_scale = self.softmax.natural_scale
+        with k.loop(lanes.B, step=lanes.W) as c:
+            scratch.old[c] = self.softmax.scaled(load(state.m, c)) * natural_scale
+        super().compute(block)
         sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
-        with k.loop(self.B, step=self.W) as c:
-            lse, factor = self.load(tile.top, c), self.load(tile.rescale, c)
-            total, entropy = self.load(block.l, c) * factor, self.load(block.e, c)
-            lse_dot = mean = entropy_term = self.zero()
+        with k.loop(lanes.B, step=lanes.W) as c:
+            lse, factor = load(scratch.top, c), load(scratch.rescale, c)
+            total, entropy = load(state.l, c) * factor, load(state.e, c)
+            lse_dot = mean = entropy_term = lanes.zero()
             if spec.moves:
-                mean = lse_dot = self.load(block.l_dot, c) * factor
-                shift = k.where(total == 0.0, mean, self.load(tile.old, c) - lse)
-                entropy_term = k.fma(self.load(block.e_dot, c) * factor, natural_scale, mean * shift)
+                mean = lse_dot = load(state.l_dot, c) * factor
+                shift = k.where(total == 0.0, mean, load(scratch.old, c) - lse)
+                entropy_term = k.fma(load(state.e_dot, c) * factor, natural_scale, mean * shift)
             if "sink" in spec.varies:
-                h = block.h.load(c, self.W).to(I64) - self.field("h") + self.field("head")
+                h = state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
                 sink, sink_dot = (x.gather(h) for x in sinks)
-                p_sink = mathematics.weight2(k, (sink - self._finite(lse)) * mathematics.LOG2_E)
+                p_sink = mathematics.weight2(k, (sink - finite(k, lse)) * mathematics.LOG2_E)
                 lse_dot = k.fma(p_sink, sink_dot, lse_dot)
-            tile.old[c], tile.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
-        with self._outputs() as (at, of):
-            moved = self.load(block.O_dot, at) * of(tile.rescale)
-            block.O_dot[at] = k.fma(-of(tile.old), self.load(self.output, at), moved)
+            scratch.old[c], scratch.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
+        output = self.own.O_dot if spec.given else state.O
+        with self.layout.outputs(block) as (at, of):
+            moved = load(state.O_dot, at) * of(scratch.rescale)
+            state.O_dot[at] = k.fma(-of(scratch.old), load(output, at), moved)
 
-    @property
-    def output(self) -> Pointer:
-        """The block's output when it is done."""
-        return self.own.O_dot if self.spec.given else self.block.O
-
-    def _divide(self) -> None:
+    def divide(self, block: RowBlock) -> None:
+        """Divide the output by l, or read it if it is given."""
         if not self.spec.given:
-            super()._divide()
+            super().divide(block)
             return
-        strides = self.strides("out")
-        self._transpose(self.address("out"), strides, self.d_v, self.output, 1.0)
+        strides = block.strides("out")
+        Transposes(self.lanes).to_lanes(block, block.address("out"), strides, self.lanes.d_v, self.own.O_dot, 1.0)
 
-    def _write(self) -> None:
+    def store(self, block: RowBlock) -> None:
         k = self.k
         if not self.spec.given:
-            super()._write()
-        strides = self.strides("out_dot")
-        self._transpose_back(self.block.O_dot, self.d_v, self.address("out_dot"), *strides)
+            super().store(block)
+        strides = block.strides("out_dot")
+        into = block.address("out_dot")
+        Transposes(self.lanes).to_rows(block, block.state.O_dot, self.lanes.d_v, into, *strides)
 
         def lane(n: Value, g: Value, r: Value) -> None:
-            with k.when(n < self.field("lanes")):
+            with k.when(n < block.field("lanes")):
                 row = g * k.integer("row_head") + r
-                self.address("lse_dot")[row] = self.tile.old[n]
-                self.address("entropy_dot")[row] = self.tile.new[n]
+                block.address("lse_dot")[row] = self.scratch.old[n]
+                block.address("entropy_dot")[row] = self.scratch.new[n]
 
-        self.each_lane(lane)
+        block.each_lane(lane)

@@ -6,9 +6,14 @@ sums over queries (`received`), sums along diagonals (`profile`), and maps of bi
 
 import math
 
-from regard.engines.cpu.kernels.prefill import PrefillKernel
+from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.forward import ForwardKernel
+from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.prefill import Prefill
+from regard.engines.cpu.kernels.softmax import finite, is_large, subtract_lse
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
+from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.operands import MAPS
@@ -16,82 +21,103 @@ from regard.engines.cpu.spec.specs import SecondPassSpec
 from regard.engines.cpu.spec.tiles import KEYS
 
 
-class SecondPassKernel(PrefillKernel):
-    """The second-pass kernel.
+class SecondPassKernel(ForwardKernel):
+    """The second-pass kernel: forward's scores, and reductions in place of O.
 
     In its query blocks `m` holds −lse in the scale of exponents, and `l` counts visible keys. `e` holds an lse to
     subtract before scaling, or 0.
     """
 
     spec: SecondPassSpec
+    layout: Prefill
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.each_lane(self._begin_row)
+    def __init__(self, k: Kernel, spec: SecondPassSpec):
+        super().__init__(k, spec)
+        self.reductions = Reductions(self.lanes)
 
-    def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
-        lse = self.address("lse")[g * self.k.integer("row_head") + r]
+    def begin(self, block: RowBlock) -> None:
+        super().begin(block)
         k, none = self.k, self.k.constant(self.real, 0.0)
         exponent_scale = 1.0 if self.spec.ruled else mathematics.LOG2_E
-        shift = -self._finite(lse * exponent_scale)
-        if not self.spec.ruled:
-            far = self._is_large(lse, lse * exponent_scale)
-            shift, self.block.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
         nobody = k.constant(self.real, -math.inf)  # a lane without a query has no weight
-        self.block.m[lane] = k.where(lane < self.field("lanes"), shift, nobody)
 
-    def _split(self) -> None:
-        self.block.cursor[0] = self._tiles(self.block.cursor[0], self._work_on)
+        def begin_row(lane: Value, g: Value, r: Value) -> None:
+            lse = block.address("lse")[g * k.integer("row_head") + r]
+            shift = -finite(k, lse * exponent_scale)
+            if not self.spec.ruled:
+                far = is_large(k, lse, lse * exponent_scale)
+                shift, block.state.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+            block.state.m[lane] = k.where(lane < block.field("lanes"), shift, nobody)
 
-    def _work_on(self, tile: KeyTile) -> None:
-        self._copies(tile)
-        self._qk_product(tile)
-        self._rules(tile)
-        self._softmax(tile)
-        for name, work in (("received", self._receive), ("profile", self._slide)):
-            if name in self.spec.statistics:
-                work(tile)
-        if self.maps:
-            self._pool(tile)
+        block.each_lane(begin_row)
 
-    @property
-    def maps(self) -> list[str]:
-        return [name for name in MAPS if name in self.spec.statistics]
+    def split(self, block: RowBlock) -> None:
+        """Reduce the weights of the tiles of the block's next key split."""
 
-    def _pooled_rows(self) -> list[Pointer]:
-        """Return a row of lanes for each map."""
-        return [self.tile.old, self.tile.new, self.tile.rescale][: len(self.maps)]
+        def work(tile: KeyTile) -> None:
+            self.layout.scores(tile)
+            self.weights(tile)
+            self.reductions.add(tile)
 
-    def _softmax(self, tile: KeyTile) -> None:
+        block.state.cursor[0] = self.splits.each_tile(block, block.state.cursor[0], work)
+
+    def weights(self, tile: KeyTile) -> None:
         """Compute P; 0 for hidden and absent keys of the tile, −0 for hidden ones where `seen_map` is wanted."""
-        k, P = self.k, tile.scratch.P
-        none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(self.W)
+        k, P, W, B, load, state = self.k, tile.scratch.P, self.lanes.W, self.lanes.B, self.lanes.load, tile.block.state
+        none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(W)
         if not self.spec.ruled:
-            self._subtract_lse(tile, self.block.e, self.product_scale)
-        seen = self.block.l.of(mathematics.integer_of(self.real))
+            subtract_lse(self.lanes, tile, state.e, self.softmax.product_scale)
+        seen = state.l.of(mathematics.integer_of(self.real))
         for start, stop in ((k.whole(0), tile.first), (tile.stop, k.whole(KEYS))):
-            with k.loop(stop * self.B, start=start * self.B, step=self.W) as n:
-                P[n] = self.zero()
-        with k.loop(self.B, step=self.W) as c:
-            shift, count = self.load(self.block.m, c), k.variable(seen.load(c, self.W))
+            with k.loop(stop * B, start=start * B, step=W) as n:
+                P[n] = self.lanes.zero()
+        with k.loop(B, step=W) as c:
+            shift, count = load(state.m, c), k.variable(seen.load(c, W))
             with k.loop(tile.stop, start=tile.first) as p:
-                at = p * self.B + c
-                s = self.load(P, at)
+                at = p * B + c
+                s = load(P, at)
                 hidden = s == -math.inf
-                P[at] = k.where(hidden, none, self._weight(s, shift)[0])
+                P[at] = k.where(hidden, none, self.softmax.weight(s, shift)[0])
                 if "visible" in self.spec.statistics:
                     count.value = count.value + (~hidden).to(count.type)
             if "visible" in self.spec.statistics:
                 seen[c] = count.value
 
+    def end(self, block: RowBlock) -> None:
+        if "visible" not in self.spec.statistics:
+            return
+        seen = block.state.l.of(mathematics.integer_of(self.real))
+        with self.k.loop(block.field("lanes")) as n:
+            block.address("visible")[n] = seen[n].to(I64)
+
+
+class Reductions:
+    """Sums of a tile's weights over queries, along diagonals, and by bins of maps."""
+
+    spec: SecondPassSpec
+
+    def __init__(self, lanes: Lanes):
+        self.k, self.real, self.W, self.B = lanes.k, lanes.real, lanes.W, lanes.B
+        assert isinstance(lanes.spec, SecondPassSpec)
+        self.spec, self.lanes = lanes.spec, lanes
+        self.maps = [name for name in MAPS if name in self.spec.statistics]
+
+    def add(self, tile: KeyTile) -> None:
+        if "received" in self.spec.statistics:
+            self._receive(tile)
+        if "profile" in self.spec.statistics:
+            self._slide(tile)
+        if self.maps:
+            self._pool(tile)
+
     def _receive(self, tile: KeyTile) -> None:
         """Add the sums over lanes, W keys at a time."""
         k, W, B = self.k, self.W, self.B
-        total = self.address("received") + (tile.start + k.integer("shift"))
+        total = tile.block.address("received") + (tile.start + k.integer("shift"))
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
             rows = []
             for n in range(W):
-                first, *others = (self.load(tile.scratch.P, (p + n) * B, c) for c in self.vectors())
+                first, *others = (self.lanes.load(tile.scratch.P, (p + n) * B, c) for c in self.lanes.vectors())
                 rows.append(sum(others, first))
             first, *others = k.transpose(rows)
             total[p] = total.load(p, W) + sum(others, first)
@@ -99,14 +125,18 @@ class SecondPassKernel(PrefillKernel):
     def _slide(self, tile: KeyTile) -> None:
         """Add the sums along diagonals: lanes and keys that are both W apart share one."""
         k, W = self.k, self.W
-        total = self.address("profile") + (-tile.start)
-        keys, lanes = range(0, KEYS, W), self.vectors()
+        total = tile.block.address("profile") + (-tile.start)
+        keys, lanes = range(0, KEYS, W), self.lanes.vectors()
         with k.loop(W) as n:
             for diagonal in range(W - KEYS, self.B, W):
                 there = [(p, p + diagonal) for p in keys if p + diagonal in lanes]
-                first, *others = (self.load(tile.scratch.P, (n + p) * self.B, c) for p, c in there)
+                first, *others = (self.lanes.load(tile.scratch.P, (n + p) * self.B, c) for p, c in there)
                 at = diagonal - n
                 total[at] = total.load(at, W) + sum(others, first)
+
+    def _pooled_rows(self, tile: KeyTile) -> list[Pointer]:
+        """Return a row of lanes for each map."""
+        return [tile.scratch.old, tile.scratch.new, tile.scratch.rescale][: len(self.maps)]
 
     def _pool(self, tile: KeyTile) -> None:
         """Pool the keys of each bin that the tile touches, then its queries."""
@@ -118,14 +148,14 @@ class SecondPassKernel(PrefillKernel):
             end = k.minimum(edges[bin.value + 1] - tile.start, tile.stop)
             with k.when(end > p.value):
                 with k.loop(self.B, step=self.W) as c:
-                    made = [k.variable(self.zero()) for _ in self.maps]
+                    made = [k.variable(self.lanes.zero()) for _ in self.maps]
                     with k.loop(end, start=p.value) as q:
                         for name, x in zip(self.maps, made, strict=True):
-                            weight = self.load(tile.scratch.P, q * self.B, c)
+                            weight = self.lanes.load(tile.scratch.P, q * self.B, c)
                             x.value = self._pooled(name, x.value, self._seen(weight) if name == "seen_map" else weight)
-                    for into, x in zip(self._pooled_rows(), made, strict=True):
+                    for into, x in zip(self._pooled_rows(tile), made, strict=True):
                         into[c] = x.value
-                self._pool_rows(bin.value)
+                self._pool_rows(tile, bin.value)
                 p.value = end
             bin.value = bin.value + 1
 
@@ -133,30 +163,23 @@ class SecondPassKernel(PrefillKernel):
         """Return 0 for the weight of a hidden pair, else 1."""
         integer = mathematics.integer_of(self.real)
         hidden = weight.bits(integer) == -(2 ** (8 * self.real.size - 1))
-        return self.k.where(hidden, self.zero(), self.k.constant(self.real, 1.0))
+        return self.k.where(hidden, self.lanes.zero(), self.k.constant(self.real, 1.0))
 
     def _pooled(self, name: str, x: Value, weight: Value) -> Value:
         if name == "mass":
             return x + weight
         return self.k.where((weight > x) | weight.is_nan(), weight, x)
 
-    def _pool_rows(self, col: Value) -> None:
+    def _pool_rows(self, tile: KeyTile, col: Value) -> None:
         k, zero = self.k, self.k.constant(self.real, 0.0)
-        row_bins, lanes = k.pointer("row_bins", I64) + self.field("row"), self.field("lanes")
+        row_bins, lanes = k.pointer("row_bins", I64) + tile.block.field("row"), tile.block.field("lanes")
         made = [k.variable(zero) for _ in self.maps]
         with k.loop(lanes) as n:
-            for name, x, source in zip(self.maps, made, self._pooled_rows(), strict=True):
+            for name, x, source in zip(self.maps, made, self._pooled_rows(tile), strict=True):
                 x.value = self._pooled(name, x.value, source[n])
             here = row_bins[n]
             with k.when((row_bins[n + 1] != here) | (n + 1 == lanes)):
                 for name, x in zip(self.maps, made, strict=True):
-                    map = self.address(name)
+                    map = tile.block.address(name)
                     map[here + col] = self._pooled(name, map[here + col], x.value)
                     x.value = zero
-
-    def _end(self) -> None:
-        if "visible" not in self.spec.statistics:
-            return
-        seen = self.block.l.of(mathematics.integer_of(self.real))
-        with self.k.loop(self.field("lanes")) as n:
-            self.address("visible")[n] = seen[n].to(I64)

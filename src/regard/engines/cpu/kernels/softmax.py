@@ -1,12 +1,15 @@
-"""The numerics of maxima and exponentials."""
+"""The online softmax: maxima, exponentials, rescaling."""
 
 import math
+from collections.abc import Callable
 
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import F32, I64
 from regard.engines.cpu.language.values import Pointer, Value
+from regard.engines.cpu.spec.scratch import SplitState, TileScratch
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 LARGE = 2.0**10  # of scores as logarithms of base 2: their rounding changes weights by 2^-15 and more
@@ -41,3 +44,140 @@ def subtract_lse(lanes: Lanes, tile: KeyTile, lse: Pointer, scale: Value | None)
             score = (s if scale is None else s * scale) * mathematics.LN_2
             below = k.minimum(lanes.zero(), score - natural) * mathematics.LOG2_E
             P[p * lanes.B + c] = k.where(far, below if scale is None else below / scale, s)
+
+
+class RunningSoftmax:
+    """The online softmax: running maxima, rescaling, and weights exp(S − m).
+
+    Scores are natural where a rule follows the QK product, else logarithms of base 2. Weights of packed bf16 pairs come
+    from unscaled products: there S · scale − m is rounded once, but m = max S · scale is rounded before. Where that
+    matters, the maximum is subtracted from the unscaled scores, which is exact for those that count.
+    """
+
+    def __init__(self, lanes: Lanes):
+        self.k, self.spec, self.lanes, self.real = lanes.k, lanes.spec, lanes, lanes.real
+        k, spec, real = lanes.k, lanes.spec, lanes.real
+        self.scale2 = mathematics.LOG2_E if spec.ruled else 1.0  # from scores to logarithms of base 2
+        self.natural_scale = 1.0 if spec.ruled else mathematics.LN_2  # from scores to natural logarithms
+        scale = k.real("scale", real) * (1.0 if spec.ruled else mathematics.LOG2_E)
+        # Queries take the scale. Packed bf16 pairs would lose bits by it, and take its sign alone.
+        self.query_scale, self.product_scale = scale, None
+        if spec.paired:
+            one = k.constant(real, 1.0)
+            self.query_scale, self.product_scale = k.where(scale < 0.0, -one, one), k.intrinsic("fabs", real, scale)
+        # The factor from maxima to the scale of exponents.
+        self.maximum_scale = None if spec.ruled else self.product_scale
+
+    def natural(self, s: Value) -> Value:
+        """Return the natural score of a QK product, for rules."""
+        scale = self.product_scale if self.spec.ruled else None
+        return s if scale is None else s * scale
+
+    def power(self, x: Value, short: bool = False) -> Value:
+        """Compute the exponential of a difference of scores, which is at most 0."""
+        return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
+
+    def weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
+        """Compute exp(s − m) and s − m, in the scale of exponents.
+
+        shift: −m.
+        """
+        scale = None if self.spec.ruled else self.product_scale
+        difference = s + shift if scale is None else self.k.fma(s, scale, shift)
+        return self.power(difference, short=self.spec.bf16_dot), difference
+
+    def entropy_term(self, p: Value, difference: Value) -> Value:
+        """Compute p · (s − m); 0 where the score is −∞."""
+        least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
+        return p * self.k.maximum(least, difference)
+
+    def scaled(self, m: Value) -> Value:
+        """Return a maximum in the scale of exponents."""
+        return m if self.maximum_scale is None else m * self.maximum_scale
+
+    def reference(self, m: Value) -> tuple[Value | None, Value]:
+        """Return two numbers to subtract from scores, before and after scaling.
+
+        One of them is 0.
+
+        The first is None where products leave scores in the scale of exponents.
+        """
+        k, scaled = self.k, finite(self.k, self.scaled(m))
+        if self.maximum_scale is None:
+            return None, scaled
+        far = is_large(k, m, scaled)
+        return k.where(far, m, self.lanes.zero()), k.where(far, self.lanes.zero(), scaled)
+
+    def below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
+        """Subtract a `reference` from a maximum or a score.
+
+        The result is in the scale of exponents.
+        """
+        before, after = reference
+        if before is None or self.maximum_scale is None:
+            return x - after
+        near = x * self.maximum_scale - after
+        return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
+
+    def moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
+        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference).
+
+        0 for no keys.
+        """
+        k = self.k
+        zero = k.constant(self.real, 0.0)
+        inside = k.where(factor == 0.0, zero, difference)
+        return k.where(factor == 0.0, zero, factor * k.fma(inside, l, e))
+
+    def move_maximum(self, state: SplitState, tile: KeyTile, subtract: Callable[[KeyTile], None]) -> None:
+        """Compute m ← max(m, S), the shift of the tile's scores, and the factor of earlier sums.
+
+        subtract: subtracts each query's `before` from the scores of the tile.
+        """
+        k, load, scratch = self.k, self.lanes.load, tile.scratch
+        far = k.variable(k.constant(I64, 0))
+        for c in self.lanes.vectors():
+            m = k.maximum(load(scratch.top, c), load(state.m, c))
+            before, after = reference = self.reference(m)
+            difference = self.below(load(state.m, c), reference)
+            rescale = self.power(difference)
+            for name_l, name_e in self.spec.sums if self.spec.entropy else ():
+                l, e = state[name_l], state[name_e]
+                e[c] = self.moved(load(e, c), load(l, c), rescale, difference)
+            state.m[c], scratch.shift[c], scratch.rescale[c] = m, -after, rescale
+            if before is not None:
+                scratch.before[c] = before
+                far.value = far.value | (before != 0.0).any().to(I64)
+        if self.maximum_scale is not None:
+            with k.when(far.value != 0):
+                subtract(tile)
+
+    def add_sums(self, state: SplitState, tile: KeyTile) -> None:
+        """Compute l ← rescale · l + Σ P, and the sum of the entropy."""
+        load, scratch = self.lanes.load, tile.scratch
+        for c in self.lanes.vectors():
+            for name_l, name_e in self.spec.sums:
+                if self.spec.entropy:
+                    e = state[name_e]
+                    e[c] = load(e, c) + load(scratch[name_e], c)
+                l = state[name_l]
+                l[c] = self.k.fma(load(l, c), load(scratch.rescale, c), load(scratch[name_l], c))
+
+    def merge(self, state: SplitState, other: SplitState, scratch: TileScratch) -> None:
+        """Merge maxima and sums of a split into others, and store the factors of both outputs."""
+        k, load = self.k, self.lanes.load
+        for c in self.lanes.vectors():
+            m_old, m_new = load(state.m, c), load(other.m, c)
+            m = k.maximum(m_old, m_new)
+            reference = self.reference(m)
+            below_old, below_new = (self.below(x, reference) for x in (m_old, m_new))
+            old, new = self.power(below_old), self.power(below_new)
+            for name_l, name_e in self.spec.sums:
+                l_old, l_new = (load(x[name_l], c) for x in (state, other))
+                if self.spec.entropy:
+                    e_old, e_new = (load(x[name_e], c) for x in (state, other))
+                    state[name_e][c] = self.moved(e_old, l_old, old, below_old) + self.moved(
+                        e_new, l_new, new, below_new
+                    )
+                state[name_l][c] = k.fma(l_old, old, l_new * new)
+            state.m[c], scratch.old[c], scratch.new[c] = m, old, new

@@ -3,8 +3,10 @@
 from typing import Any
 
 from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.copies import key_width
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value
 
 
@@ -68,6 +70,29 @@ class Transposes:
             p = block.row(base, c + r, *strides[:2])
             with k.loop(stop, start=start) as x:
                 transposed[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
+
+    def to_packed_lanes(
+        self, block: RowBlock, base: Pointer, strides: list[Value], transposed: Pointer, scale: Value
+    ) -> None:
+        """Transpose rows of bf16 to packed pairs of features, a row of lanes for each pair.
+
+        They take the sign of the scale; pairs after the last feature are 0.
+        """
+        k, W, B, d = self.k, self.W, self.B, self.lanes.d
+        head, row, feature = strides
+        whole, negative = k.where(feature == base.type.size, d // 2 & -W, 0), scale < 0.0
+        signs = {type: k.where(negative, k.constant(type, x), 0) for type, x in ((I32, -0x7FFF8000), (I16, -0x8000))}
+        with k.loop(key_width(self.lanes) // 2 * B, start=whole * B, step=W) as n:
+            transposed[n] = k.constant(I32, 0).spread(W)
+        with k.loop(B, step=W) as c:
+            rows = [block.row(base, c + r, head, row).of(I32) for r in range(W)]
+            with k.loop(whole, step=W) as x:
+                for m, packed in enumerate(k.transpose([p.load(x, W) for p in rows])):
+                    transposed[(x + m) * B + c] = packed ^ signs[I32]
+            with k.loop(W) as r:
+                p, into = block.row(base, c + r, head, row), transposed.of(I16)
+                with k.loop(d, start=whole * 2) as x:
+                    into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
     def to_rows(
         self, block: RowBlock, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value

@@ -828,10 +828,9 @@ def source(spec: KernelSpec, target: Target, name: str = "forward") -> str:
     """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
-        from regard.engines.cpu.kernels.decode import DecodeKernel
-        from regard.engines.cpu.kernels.prefill import PrefillKernel
+        from regard.engines.cpu.kernels.forward import ForwardKernel
 
-        (DecodeKernel if spec.decode_rows else PrefillKernel)(k, spec).run()
+        ForwardKernel(k, spec).run()
 
     return written(name, spec.fields, target, write)
 

@@ -1,0 +1,89 @@
+"""The largest scores of every query and their keys."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.language import mathematics
+from regard.engines.cpu.language.types import I64
+from regard.engines.cpu.language.values import Pointer, Value
+from regard.engines.cpu.spec.scratch import SplitState
+
+
+class BestKeys(NamedTuple):
+    """The largest scores of every lane so far, in falling order, and their columns.
+
+    −∞ and −1 for none.
+    """
+
+    values: Pointer
+    indices: Pointer
+
+
+class BestKeyLists:
+    """Lists of `spec.best` keys for every lane; earlier keys win ties."""
+
+    def __init__(self, lanes: Lanes):
+        self.k, self.lanes, self.W, self.B, self.count = lanes.k, lanes, lanes.W, lanes.B, lanes.spec.best
+
+    def of(self, state: SplitState) -> BestKeys:
+        """Return the best keys of a query block or a split."""
+        return BestKeys(state.values, state.indices.of(mathematics.integer_of(self.lanes.real)))
+
+    def clear(self, best: BestKeys) -> None:
+        if self.count:
+            self.lanes.fill(best.values, -math.inf, self.count)
+            with self.k.loop(self.count * self.B, step=self.W) as n:
+                best.indices[n] = self.k.constant(best.indices.type, -1).spread(self.W)
+
+    def choose(self, best: BestKeys, tile: KeyTile) -> None:
+        """Insert the best keys of a tile.
+
+        Those that beat the last of the list in any lane are seldom many.
+        """
+        k, P, load = self.k, tile.scratch.P, self.lanes.load
+        candidates = tile.scratch.candidates.of(I64)
+        with k.loop(self.B, step=self.W) as c:
+            least = load(best.values, (self.count - 1) * self.B, c)
+            count = k.variable(k.constant(I64, 0))
+            with k.loop(tile.stop, start=tile.first) as p:
+                candidates[count.value] = p
+                count.value = count.value + (load(P, p * self.B, c) > least).any().to(I64)
+            with k.when(count.value != 0), self._insertion(best, c) as insert, k.loop(count.value) as n:
+                p = candidates[n]
+                column = (tile.start + p).to(best.indices.type).spread(self.W)
+                insert(load(P, p * self.B, c), column)
+
+    def merge(self, into: BestKeys, best: BestKeys) -> None:
+        """Merge the best keys of a split into the block's."""
+        k = self.k
+        if self.count:
+            with k.loop(self.B, step=self.W) as c, self._insertion(into, c) as insert, k.loop(self.count) as n:
+                at = n * self.B + c
+                insert(self.lanes.load(best.values, at), best.indices.load(at, self.W))
+
+    @contextmanager
+    def _insertion(self, best: BestKeys, c: Value) -> Iterator[Callable[[Value, Value], None]]:
+        """Yield a function that inserts a score and its column into the lists of the lanes from c on."""
+        k = self.k
+        offsets = [n * self.B + c for n in range(self.count)]
+        lists = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in offsets]
+
+        def insert(s: Value, column: Value) -> None:
+            better = [s > value.value for value, _ in lists]
+            for n in reversed(range(len(lists))):
+                value, index = lists[n]
+                if n == 0:
+                    above = s, column
+                else:  # entries above the new score move down
+                    (v, i), moved = lists[n - 1], better[n - 1]
+                    above = k.where(moved, v.value, s), k.where(moved, i.value, column)
+                value.value = k.where(better[n], above[0], value.value)
+                index.value = k.where(better[n], above[1], index.value)
+
+        yield insert
+        for n, (value, index) in zip(offsets, lists, strict=True):
+            best.values[n], best.indices[n] = value.value, index.value

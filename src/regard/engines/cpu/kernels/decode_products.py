@@ -1,0 +1,359 @@
+"""QK and PV products of decode: S = Q Kᵀ with keys in lanes, O += P V with features in lanes."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+from regard.engines.cpu.kernels.decode_rows import DecodeRows, TileSlot
+from regard.engines.cpu.kernels.splits import Split
+from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.language.prefetch import LINE
+from regard.engines.cpu.language.types import I8, I32
+from regard.engines.cpu.language.values import Pointer, Value, Variable
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, KEYS
+
+
+class DecodeQK:
+    """S = Q Kᵀ, with −∞ for absent keys."""
+
+    def __init__(self, rows: DecodeRows):
+        self.k, self.spec, self.W, self.lanes, self.rows = rows.k, rows.spec, rows.W, rows.lanes, rows
+
+    def __call__(self, tile: KeyTile, slot: TileSlot) -> None:
+        k, spec, W, rows, block = self.k, self.spec, self.W, self.rows, tile.block
+        queries = block.state.q.of(I32) if spec.bf16_dot else block.state.q
+        nothing = k.constant(self.lanes.real, -math.inf).spread(W)
+        prefetches, add = self._prefetches(tile), self._add_halves if spec.amx else self._add_features
+        width = W if spec.key_vectors == 1 else 16 // rows.word_type.size  # words of a row transposed at once
+        with rows.keys(tile, spec.key_vectors) as p, rows.each_head(block) as head:
+            places, mine = [p + n * W for n in range(spec.key_vectors)], rows.of_head(head)
+            sources = [self._rows(tile, head, place, n) for n, place in enumerate(places)]
+            sums = [[k.variable(self.lanes.zero()) for _ in mine] for _ in sources]
+            with k.loop(rows.count, step=W) as x:
+                lines = prefetches(p, head, x)
+                for first in range(0, W, width):
+                    for (keys, row), totals in zip(sources, sums, strict=True):
+                        packed = self._transposed(keys + x + first, row, width)
+                        at = rows.query_width * mine[0] + (x + first) * rows.factors
+                        add(totals, packed, queries + at, lines)
+            for place, totals in zip(places, sums, strict=True):
+                present = rows.present(tile, place)
+                for r, total in zip(mine, totals, strict=True):
+                    slot.row(r)[place] = k.where(present, total.value, nothing)
+
+    def _transposed(self, keys: Pointer, row: Value, width: int) -> list[Value]:
+        """Load the first `width` words of W rows of K, transposed."""
+        k, rows = self.k, [keys.bytes(row * n).load(0, width) for n in range(self.W)]
+        while len(rows) > width:  # rows that go to other parts of the vectors
+            half = len(rows) // 2
+            rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
+        return k.transpose(rows)
+
+    def _prefetches(self, tile: KeyTile) -> Callable[[Value, Value, Value], Iterator[Pointer]]:
+        """Return a function that yields the lines to prefetch.
+
+        Its arguments: the keys from p on, of which W words of a head are read from x on. It yields as many lines as
+        they take.
+        """
+        k, rows, size, several = self.k, self.rows, self.rows.word_type.size, self.W * self.spec.key_vectors
+        count = max(1, self.W * several * size // LINE)
+
+        def packed(p: Value, head: Value, x: Value) -> Iterator[Pointer]:
+            at = (head * rows.count + x) * (several * size)
+            return rows.lines(tile, "k", self.lanes.d, p + several, at, count)
+
+        if self.spec.packed_vectors:
+            return packed
+        source, row, nowhere = tile.block.source("k", tile.start), k.integer("k_row"), tile.scratch.P.address
+        dense = rows.gapless(tile.block, "k", self.lanes.d)
+
+        def apart(p: Value, head: Value, x: Value) -> Iterator[Pointer]:
+            with k.when(~dense), k.loop(several) as n:
+                source.bytes((p + rows.k_distance + n) * row + x * size).prefetch()
+            start = source.bytes(rows.prefetcher.interleaved(p * row + x * (several * size)))
+            return rows.prefetcher.lines(k.at(k.where(dense, start.address, nowhere), I8), count)
+
+        return apart
+
+    def _prefetch_next(self, lines: Iterator[Pointer]) -> None:
+        """Prefetch the next line exactly here."""
+        for line in itertools.islice(lines, 1):
+            line.prefetch(self.rows.prefetcher.prefetch.level)
+            self.k.stay()
+
+    def _add_features(
+        self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
+    ) -> None:
+        """Add features of K times queries to the sums, one product after the other."""
+        for n, word in enumerate(packed):
+            self._prefetch_next(lines)
+            for m, part in enumerate(self._factors(word)):
+                for r, total in enumerate(sums):
+                    q = queries[self.rows.query_width * r + n * self.rows.factors + m].spread(self.W)
+                    total.value = self.lanes.multiply_add(total.value, q, part)
+
+    def _factors(self, word: Value) -> Sequence[Value]:
+        """Return the factors in words of K: packed pairs, or their features in float."""
+        if self.spec.paired:
+            return [word]
+        if self.rows.features == 2:
+            return self.k.unpack_bf16(word)
+        return [word.bits(self.spec.element).to(self.lanes.real)]
+
+    def _add_halves(
+        self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
+    ) -> None:
+        """Add packed features of K times queries in AMX's order.
+
+        That is two chains, their sum, then the total.
+        """
+        k, zero = self.k, self.lanes.zero()
+        chains = [[zero, zero] for _ in sums]
+        for n, word in enumerate(packed):
+            self._prefetch_next(lines)
+            for half, features in enumerate(k.unpack_bf16(word)):
+                for r, chain in enumerate(chains):
+                    q = queries[self.rows.query_width * r + 2 * n + half].spread(self.W)
+                    chain[half] = k.fma(q, features, chain[half])
+        for total, (low, high) in zip(sums, chains, strict=True):
+            total.value += low + high
+
+    def _rows(self, tile: KeyTile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
+        """Return W rows of a head of K as whole vectors of words, and their stride.
+
+        The stride is in bytes.
+
+        They are K's own memory, or copy `number`, in which absent rows and features are 0.
+        """
+        k, W, rows, d, element = self.k, self.W, self.rows, self.lanes.d, self.spec.element
+        row, feature = k.integer("k_row"), k.integer("k_feature")
+        width = rows.padded * (rows.word_type.size // element.size)
+        there = (p >= tile.first) & (p + W <= tile.stop) & (width == d) & (feature == element.size)
+        copy, source = tile.scratch.key_block.of(rows.raw), tile.block.source("k", tile.start).of(rows.raw)
+        copy = copy + width * (W * number)
+        if rows.in_order:
+            with k.when(there & (head == 0)):
+                rows.read(source.bytes(p * row), k.whole(W), row, rows.length(tile.block, "k", d))
+        source = rows.at_head("k", head, source)
+        with k.when(~there):
+            with k.loop(width * W, step=W) as n:
+                copy[n] = k.constant(rows.raw, 0).spread(W)
+            with k.loop(k.minimum(p + W, tile.stop), start=k.maximum(p, tile.first)) as n:
+                one, into = source.bytes(n * row), copy + (n - p) * width
+                whole = k.where(feature == element.size, d & -W, k.whole(0))
+                with k.loop(whole, step=W) as x:
+                    into[x] = one.load(x, W)
+                with k.loop(d, start=whole) as x:
+                    into[x] = one.bytes(x * feature)[0]
+        home = k.where(there, source.bytes(p * row).address, copy.address)
+        return k.at(home, rows.word_type), k.where(there, row, width * element.size)
+
+
+class KeyRange(NamedTuple):
+    """A range of at most `size` keys of a tile, for one key head.
+
+    It goes from `first`, or the tile's first key, to before `stop`. Hidden values count as 0 if `exclude_hidden`.
+    """
+
+    tile: KeyTile
+    slot: TileSlot
+    head: Value
+    first: Value
+    size: Value
+    stop: Value
+    exclude_hidden: bool
+
+
+class DecodePV:
+    """O ← rescale · O + P V."""
+
+    def __init__(self, rows: DecodeRows):
+        self.k, self.spec, self.W, self.lanes, self.rows = rows.k, rows.spec, rows.W, rows.lanes, rows
+
+    def __call__(self, split: Split, tile: KeyTile, slot: TileSlot) -> None:
+        with self.k.choice(split.exclude_hidden.value != 0) as (yes, no):
+            with yes:
+                self._product(split, tile, slot, exclude_hidden=True)
+            with no:
+                self._product(split, tile, slot, exclude_hidden=False)
+
+    def _product(self, split: Split, tile: KeyTile, slot: TileSlot, exclude_hidden: bool) -> None:
+        k, spec, W, rows, step, d_v = self.k, self.spec, self.W, self.rows, self.rows.step, self.lanes.d_v
+        load, block_rows = self.lanes.load, tile.block
+        sums = k.target.registers // (4 if spec.amx else 2)  # vectors of O that grow at once
+        most = 1 if exclude_hidden else max(1, sums * W // (spec.decode_rows * step))
+        widths = [x * step for x in (8, 4, 2, 1) if x <= most]
+        # Where contiguous rows need several passes over features, some rows take all passes before the next rows.
+        block = rows.some
+        if not spec.packed_vectors:
+            block = k.where(rows.gapless(block_rows, "v", d_v), block, KEYS)
+            for x in widths:
+                block = k.where(d_v == x, k.whole(KEYS), block)
+        with k.loop(rows.width * rows.number(block_rows), step=W) as a:
+            tile.scratch.total[a] = self.lanes.zero()
+        with (
+            k.loop(tile.stop, start=tile.first & -rows.some, step=block) as first,
+            rows.each_head(block_rows) as head,
+        ):
+            keys = KeyRange(tile, slot, head, first, block, k.minimum(first + block, tile.stop), exclude_hidden)
+            if rows.in_order:
+                with k.when((block < KEYS) & (head == 0)):
+                    begin, row = k.maximum(first, tile.first), k.integer("v_row")
+                    source = block_rows.source("v", tile.start).bytes(begin * row)
+                    rows.read(source, keys.stop - begin, row, rows.length(block_rows, "v", d_v))
+            start, whole = k.whole(0), d_v & -step
+            for width in widths:
+                stop = whole - (whole - start) % width
+                with k.loop(stop, start=start, step=width) as a:
+                    self._add_features(keys, a, width // step, None)
+                start = stop
+            with k.when(whole < d_v):
+                self._add_features(keys, whole, 1, d_v - whole)
+        with k.loop(rows.number(block_rows)) as r:
+            rescale = slot.rescale[r].spread(W)
+            with k.loop(rows.width, step=step) as a:
+                places = [rows.width * r + a + n for n in range(0, step, W)]
+                totals = self._in_order([load(tile.scratch.total, place) for place in places])
+                for place, total in zip(places, totals, strict=True):
+                    split.state.O[place] = k.fma(load(split.state.O, place), rescale, total)
+
+    def _add_features(self, keys: KeyRange, a: Value, steps: int, count: Value | None) -> None:
+        """Compute features of O from a on.
+
+        They are whole vectors, or the first `count` of one step.
+        """
+        k, W, tile, rows, into = self.k, self.W, keys.tile, self.rows, keys.tile.scratch.total
+        at = [[rows.width * r + a + n for n in range(0, steps * rows.step, W)] for r in rows.of_head(keys.head)]
+        sums = [[k.variable(self.lanes.load(into, place)) for place in row] for row in at]
+        source = rows.at_head("v", keys.head, tile.block.source("v", tile.start)), k.integer("v_row")
+        add = functools.partial(self._add_keys, keys, *source, a, steps, count)
+        prefetch = self._prefetches(keys, a, 0 if keys.exclude_hidden else steps * rows.step)
+        if self.spec.amx:
+            # In AMX's order: even keys, odd keys, their sum, and then the total.
+            chains = [[[k.variable(self.lanes.zero()) for _ in row] for row in sums] for _ in range(2)]
+            with k.loop(keys.stop, start=keys.first, step=AMX_DEPTH) as block:
+                for variable in (x for chain in chains for row in chain for x in row):
+                    variable.value = self.lanes.zero()
+                start, stop = k.maximum(tile.first & -2, block), k.minimum(keys.stop, block + AMX_DEPTH)
+                with k.loop(stop, start=start, step=2) as p:
+                    for n, chain in enumerate(chains):
+                        add(chain, p + n)
+                    prefetch(p, 2)
+                for total, low, high in zip(sums, *chains, strict=True):
+                    for x, y, z in zip(total, low, high, strict=True):
+                        x.value += y.value + z.value
+        else:
+            several = 2 if self.spec.paired else 1
+            with k.loop(keys.stop, start=k.maximum(keys.first, tile.first & -several), step=several) as p:
+                add(sums, p)
+                prefetch(p, several)
+        for places, row in zip(at, sums, strict=True):
+            for place, total in zip(places, row, strict=True):
+                into[place] = total.value
+
+    def _add_keys(
+        self,
+        keys: KeyRange,
+        source: Pointer,
+        width: Value,
+        a: Value,
+        steps: int,
+        count: Value | None,
+        sums: Sequence[Sequence[Variable]],
+        p: Value,
+    ) -> None:
+        """Add a key's contribution to some features, or that of a packed pair of keys."""
+        k, spec, W, tile, slot = self.k, self.spec, self.W, keys.tile, keys.slot
+        several = range(2 if spec.bf16_dot else 1)
+
+        def row(p: Value) -> Pointer:
+            # Absent keys have the weight 0; any row serves for them.
+            inside = k.minimum(k.maximum(p, tile.first), tile.stop - 1) if spec.paired else p
+            return source.bytes(inside * width)
+
+        values = self._values([row(p + n) for n in several], a, steps, count)
+        for r, totals in zip(self.rows.of_head(keys.head), sums, strict=True):
+            weight = (slot.row(r).of(I32) if spec.bf16_dot else slot.row(r))[p // len(several)].spread(W)
+            visible = [slot.seen[r * KEYS + p + n] != 0.0 for n in several] if keys.exclude_hidden else []
+            for n, v in enumerate(values):
+                if spec.bf16_dot:
+                    if keys.exclude_hidden:
+                        low, high = (k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible))
+                        v = v & (low | high)
+                    totals[n].value = k.dot_bf16(totals[n].value, v, weight)
+                else:
+                    for there in visible:
+                        v = k.where(there, v, self.lanes.zero())
+                    totals[n].value = k.fma(v, weight, totals[n].value)
+
+    def _prefetches(self, keys: KeyRange, a: Value, features: int) -> Callable[[Value, int], None]:
+        """Return a callback that prefetches features of V from a on.
+
+        It prefetches `features` features of the keys from p on.
+        """
+        if not features:
+            return lambda p, several: None
+        k, rows, tile = self.k, self.rows, keys.tile
+        size, width, d_v = self.spec.element.size, features * self.spec.element.size, self.lanes.d_v
+        level = rows.prefetcher.prefetch.level
+
+        def packed(p: Value, several: int) -> None:
+            at = (p - keys.first) * width + (keys.head * d_v + a) * size * keys.size
+            count, following = -(-several * width // LINE), keys.first + keys.size
+            for line in rows.lines(tile, "v", d_v, following, at, count):
+                line.prefetch(level)
+
+        if self.spec.packed_vectors:
+            return packed
+        source, row = tile.block.source("v", tile.start), k.integer("v_row")
+        dense = rows.gapless(tile.block, "v", d_v)
+        # Passes over contiguous rows read them from the first byte to the last.
+        begin = keys.first * (row - width) + a * size * keys.size
+
+        def apart(p: Value, several: int) -> None:
+            # Where in-order reads are best, a single pass is one.
+            with k.when(keys.size < KEYS) if rows.in_order else nullcontext(), k.choice(dense) as (yes, no):
+                with yes:
+                    start = source.bytes(rows.prefetcher.interleaved(p * width + begin))
+                    for line in rows.prefetcher.lines(start, -(-several * width // LINE)):
+                        line.prefetch(level)
+                with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
+                    source.bytes((p + rows.v_distance + n) * row + a * size + x).prefetch()
+
+        return apart
+
+    def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
+        """Load vectors of a row of V.
+
+        For AMX even and odd features are apart; for packed pairs two rows are interleaved within 16 bytes.
+        """
+        k, W, step, size = self.k, self.W, self.rows.step, self.spec.element.size
+
+        def load(row: Pointer, n: int) -> Value:
+            at = row.bytes((a + n * step) * size).of(self.rows.raw)
+            return at.load(0, step) if count is None else at.load_first(count, step)
+
+        if self.spec.amx:
+            return [half for n in range(steps) for half in k.unpack_bf16(load(rows[0], n).bits(I32))]
+        if not self.spec.bf16_dot:
+            return [load(rows[0], n).bits(self.spec.element).to(self.lanes.real) for n in range(steps)]
+        made = []
+        for n in range(steps):
+            low, high = (load(row, n) for row in rows)
+            for half in (0, 4):
+                lanes = [x for b in range(half, 2 * W, 8) for i in range(b, b + 4) for x in (i, i + 2 * W)]
+                made.append(k.shuffle(low, high, lanes).bits(I32))
+        return made
+
+    def _in_order(self, totals: list[Value]) -> list[Value]:
+        """Restore the order of features in sums."""
+        if not self.spec.paired:
+            return totals
+        k, W, made, together = self.k, self.W, [], 1 if self.spec.amx else 4
+        for low, high in zip(totals[::2], totals[1::2], strict=True):
+            lanes = [x + half for b in range(0, W, together) for half in (0, W) for x in range(b, b + together)]
+            made += [k.shuffle(low, high, lanes[:W]), k.shuffle(low, high, lanes[W:])]
+        return made
