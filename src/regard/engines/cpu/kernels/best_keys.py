@@ -1,9 +1,8 @@
-"""The largest scores of every query and their keys."""
+"""The largest scores of every query, and their keys."""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
@@ -13,33 +12,26 @@ from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.scratch import SplitState
 
 
-class BestKeys(NamedTuple):
-    """The largest scores of every lane so far, in falling order, and their columns.
+class BestKeys:
+    """Lists of the `spec.best` largest scores of every lane in falling order, and of their columns.
 
-    −∞ and −1 for none.
+    −∞ and −1 for none; earlier keys win ties. Lists are `values` and `indices` of a state.
     """
-
-    values: Pointer
-    indices: Pointer
-
-
-class BestKeyLists:
-    """Lists of `spec.best` keys for every lane; earlier keys win ties."""
 
     def __init__(self, lanes: Lanes):
         self.k, self.lanes, self.W, self.B, self.count = lanes.k, lanes, lanes.W, lanes.B, lanes.spec.best
 
-    def of(self, state: SplitState) -> BestKeys:
-        """Return the best keys of a query block or a split."""
-        return BestKeys(state.values, state.indices.of(mathematics.integer_of(self.lanes.real)))
+    def indices(self, state: SplitState) -> Pointer:
+        return state.indices.of(mathematics.integer_of(self.lanes.real))
 
-    def clear(self, best: BestKeys) -> None:
+    def clear(self, state: SplitState) -> None:
+        indices = self.indices(state)
         if self.count:
-            self.lanes.fill(best.values, -math.inf, self.count)
+            self.lanes.fill(state.values, -math.inf, self.count)
             with self.k.loop(self.count * self.B, step=self.W) as n:
-                best.indices[n] = self.k.constant(best.indices.type, -1).spread(self.W)
+                indices[n] = self.k.constant(indices.type, -1).spread(self.W)
 
-    def choose(self, best: BestKeys, tile: KeyTile) -> None:
+    def choose(self, state: SplitState, tile: KeyTile) -> None:
         """Insert the best keys of a tile.
 
         Those that beat the last of the list in any lane are seldom many.
@@ -47,30 +39,30 @@ class BestKeyLists:
         k, P, load = self.k, tile.scratch.P, self.lanes.load
         candidates = tile.scratch.candidates.of(I64)
         with k.loop(self.B, step=self.W) as c:
-            least = load(best.values, (self.count - 1) * self.B, c)
+            least = load(state.values, (self.count - 1) * self.B, c)
             count = k.variable(k.constant(I64, 0))
             with k.loop(tile.stop, start=tile.first) as p:
                 candidates[count.value] = p
                 count.value = count.value + (load(P, p * self.B, c) > least).any().to(I64)
-            with k.when(count.value != 0), self._insertion(best, c) as insert, k.loop(count.value) as n:
+            with k.when(count.value != 0), self._insertion(state, c) as insert, k.loop(count.value) as n:
                 p = candidates[n]
-                column = (tile.start + p).to(best.indices.type).spread(self.W)
+                column = (tile.start + p).to(self.indices(state).type).spread(self.W)
                 insert(load(P, p * self.B, c), column)
 
-    def merge(self, into: BestKeys, best: BestKeys) -> None:
-        """Merge the best keys of a split into the block's."""
+    def merge(self, state: SplitState, other: SplitState) -> None:
+        """Merge the lists of a later split."""
         k = self.k
         if self.count:
-            with k.loop(self.B, step=self.W) as c, self._insertion(into, c) as insert, k.loop(self.count) as n:
+            with k.loop(self.B, step=self.W) as c, self._insertion(state, c) as insert, k.loop(self.count) as n:
                 at = n * self.B + c
-                insert(self.lanes.load(best.values, at), best.indices.load(at, self.W))
+                insert(self.lanes.load(other.values, at), self.indices(other).load(at, self.W))
 
     @contextmanager
-    def _insertion(self, best: BestKeys, c: Value) -> Iterator[Callable[[Value, Value], None]]:
+    def _insertion(self, state: SplitState, c: Value) -> Iterator[Callable[[Value, Value], None]]:
         """Yield a function that inserts a score and its column into the lists of the lanes from c on."""
-        k = self.k
+        k, values, indices = self.k, state.values, self.indices(state)
         offsets = [n * self.B + c for n in range(self.count)]
-        lists = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in offsets]
+        lists = [(k.variable(values.load(n, self.W)), k.variable(indices.load(n, self.W))) for n in offsets]
 
         def insert(s: Value, column: Value) -> None:
             better = [s > value.value for value, _ in lists]
@@ -86,4 +78,4 @@ class BestKeyLists:
 
         yield insert
         for n, (value, index) in zip(offsets, lists, strict=True):
-            best.values[n], best.indices[n] = value.value, index.value
+            values[n], indices[n] = value.value, index.value

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from regard.engines.cpu.kernels.blocks import RowBlock
-from regard.engines.cpu.kernels.decode_products import DecodePV, DecodeQK
-from regard.engines.cpu.kernels.decode_rows import DecodeRows, TileSlot
+from regard.engines.cpu.kernels.decode_products import DecodePV, DecodeQK, DecodeRows, TileSlot
 from regard.engines.cpu.kernels.lanes import Lanes
-from regard.engines.cpu.kernels.layout import LaneLayout, Loaded
 from regard.engines.cpu.kernels.rules import Dropout, Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax
-from regard.engines.cpu.kernels.splits import KeySplits, Split
+from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Split
 from regard.engines.cpu.kernels.tiles import KeyTile, read_keys
 from regard.engines.cpu.language.prefetch import LINE
 from regard.engines.cpu.language.rules import TileContext

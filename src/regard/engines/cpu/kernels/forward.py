@@ -16,17 +16,16 @@ number in the same order, so the choice is one of speed alone.
 import math
 from collections.abc import Callable
 
-from regard.engines.cpu.kernels.best_keys import BestKeyLists, BestKeys
+from regard.engines.cpu.kernels.best_keys import BestKeys
 from regard.engines.cpu.kernels.blocks import RowBlock, each_work_group
 from regard.engines.cpu.kernels.decode import Decode
-from regard.engines.cpu.kernels.finish import Finish
 from regard.engines.cpu.kernels.lanes import Lanes
-from regard.engines.cpu.kernels.layout import LaneLayout
 from regard.engines.cpu.kernels.prefill import Prefill
 from regard.engines.cpu.kernels.rules import Rules
-from regard.engines.cpu.kernels.softmax import RunningSoftmax
-from regard.engines.cpu.kernels.splits import NONE, KeySplits, Split
+from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite, is_large
+from regard.engines.cpu.kernels.splits import NONE, KeySplits, LaneLayout, Split
 from regard.engines.cpu.kernels.terms import ForwardTerms
+from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I64
@@ -37,17 +36,15 @@ from regard.engines.cpu.spec.tiles import SPLIT_TILES
 
 
 class ForwardKernel:
-    """The forward kernel; its tangent has other terms and another end."""
+    """The forward kernel; its tangent has more terms and results."""
 
-    def __init__(
-        self, k: Kernel, spec: KernelSpec, terms: type[ForwardTerms] = ForwardTerms, finish: type[Finish] = Finish
-    ):
+    def __init__(self, k: Kernel, spec: KernelSpec, terms: type[ForwardTerms] = ForwardTerms):
         self.lanes = lanes = Lanes(k, spec)
         self.k, self.spec, self.real = k, lanes.spec, lanes.real
         rules, self.softmax = Rules(lanes), RunningSoftmax(lanes)
         self.scratch = TileScratch(k.pointer("scratch", self.real), tile_scratch(spec, lanes.d, lanes.d_v))
         self.own = SplitState(self.scratch.end, split_scratch(spec, lanes.d_v))
-        self.best, self.splits = BestKeyLists(lanes), KeySplits(lanes, self.scratch)
+        self.best, self.splits = BestKeys(lanes), KeySplits(lanes, self.scratch)
         self.registers = AmxRegisters(k) if spec.amx and not spec.decode_rows else None
         self.layout: LaneLayout
         if spec.decode_rows:
@@ -55,7 +52,6 @@ class ForwardKernel:
         else:
             given = terms(lanes, rules, self.softmax)
             self.layout = Prefill(lanes, rules, self.softmax, self.splits, given, self.registers)
-        self.finish = finish(lanes, self.scratch, self.own, self.softmax, self.layout)
 
     def run(self) -> None:
         each_work_group(self.lanes, self.registers, self.work_group)
@@ -101,15 +97,14 @@ class ForwardKernel:
         block.state.cursor[0] = block.field("tiles")
         block.each_lane(block.index_lane)
         self.empty(block, block.state)
-        best = self.best.of(block.state)
-        self.best.clear(best)
+        self.best.clear(block.state)
         states, layout = block.address("split_state"), split_scratch(self.spec, lanes.d_v)
         splits = SplitState(states, layout)
         with k.loop(block.field("splits")) as n:
             size = sum(split_scratch(self.spec, lanes.d_v).values(), k.whole(0)) * n
             split = splits.moved((name, size) for name in layout)
             self.merge(block, split)
-            self.best.merge(best, self.best.of(split))
+            self.best.merge(block.state, split)
 
     def empty(self, block: RowBlock, state: SplitState) -> None:
         """Set maximum, sums and outputs to those of no keys."""
@@ -128,15 +123,14 @@ class ForwardKernel:
         alone = first == block.field("tiles")
         home = k.where(separate, split_state.address, k.where(alone, block.state.m.address, self.own.m.address))
         state = SplitState(k.at(home, self.real), split_scratch(self.spec, self.lanes.d_v))
-        best = self.best.of(state)
         if self.spec.best:
             with k.when(separate):
-                self.best.clear(best)
-            mine = self.best.of(block.state)
-            homes = [(k.where(separate, x.address, y.address), x) for x, y in zip(best, mine, strict=True)]
-            best = BestKeys(*(k.at(home, x.type) for home, x in homes))
+                self.best.clear(state)
+            places = (state.values, block.state.values), (state.indices, block.state.indices)
+            homes = [k.where(separate, x.address, y.address) for x, y in places]
+            state.values, state.indices = (k.at(home, self.real) for home in homes)
         # A hidden NaN or infinity in V makes 0 · NaN. If a NaN shows, compute the split again without hidden values.
-        split = Split(block, state, best, k.variable(k.constant(I64, 0)))
+        split = Split(block, state, k.variable(k.constant(I64, 0)))
         repeat, t = k.variable(k.constant(I64, 1)), k.variable(first)
         with k.loop_while(lambda: repeat.value != 0):
             self.empty(block, state)
@@ -168,5 +162,77 @@ class ForwardKernel:
     def end(self, block: RowBlock) -> None:
         """Divide by l and store the results, unless splits run separately."""
         with self.k.when(~block.has("split_state") | (block.field("splits") != 0)):
-            self.finish.compute(block)
-            self.finish.store(block)
+            self.finish(block)
+            self.store(block)
+
+    def finish(self, block: RowBlock) -> None:
+        """Add the sink; compute O / l, lse, entropy and the largest weight.
+
+        `scratch.top` becomes lse, `scratch.rescale` the factor of outputs; in the block's state `e` becomes the entropy
+        and `m` the largest weight.
+        """
+        k, spec, state, softmax, load = self.k, self.spec, block.state, self.softmax, self.lanes.load
+        one, zero = k.constant(self.real, 1.0).spread(self.lanes.W), self.lanes.zero()
+        natural_scale, sinks = softmax.natural_scale, k.pointer("sink", self.real)
+        with k.loop(self.lanes.B, step=self.lanes.W) as c:
+            largest, l = load(state.m, c), load(state.l, c)
+            m_old = softmax.scaled(largest)
+            m, old = m_old, one
+            if spec.sink:
+                position = state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
+                sink = sinks.gather(position)
+                sink = sink if spec.ruled else sink * mathematics.LOG2_E
+                m = k.maximum(m_old, sink)
+                shift = finite(k, m)
+                old = softmax.power(m_old - shift)
+                l = k.fma(l, old, softmax.power(sink - shift))
+            inverse = k.where(l == 0.0, zero, one / l)
+            natural = m * natural_scale
+            if spec.sink and not spec.ruled:  # a large sink without rounding: its gradient is exp(sink − lse)
+                natural = k.where(is_large(k, m, m) & (m == sink), sinks.gather(position), natural)
+            self.scratch.top[c] = natural + mathematics.log(k, l)  # lse
+            if spec.entropy:
+                own_sum, e = load(state.l, c), load(state.e, c) * natural_scale
+                if spec.sink:
+                    e = softmax.moved(e, own_sum, old, (m_old - finite(k, m)) * natural_scale)
+                positive = k.where(l == 0.0, one, l)
+                state.e[c] = (own_sum * old * mathematics.log(k, positive) - e) / positive
+            factor = old * inverse
+            before, after = softmax.reference(largest)
+            for n in range(spec.best):
+                s = load(state.values, n * self.lanes.B, c)
+                weight = softmax.weight(s if before is None else s - before, -after)[0] * (old * inverse)
+                state.values[n * self.lanes.B + c] = k.where(s == -math.inf, zero, weight)
+            # The largest weight is that of a key, not of the sink.
+            heaviest = factor
+            if before is not None:
+                heaviest = k.where(l == 0.0, zero, softmax.weight(largest - before, -after)[0] * old / l)
+            state.m[c] = k.where(load(state.l, c) == 0.0, zero, heaviest)
+            self.scratch.rescale[c] = factor
+        self.divide(block)
+
+    def divide(self, block: RowBlock) -> None:
+        """Divide the output by l."""
+        with self.layout.outputs(block) as (at, of):
+            block.state.O[at] = self.lanes.load(block.state.O, at) * of(self.scratch.rescale) + 0.0  # not −0
+
+    def store(self, block: RowBlock) -> None:
+        """Store the results in the call's arrays."""
+        self.layout.store_output(block)
+        k, spec, state = self.k, self.spec, block.state
+        lanes = block.field("lanes")
+
+        def lane(n: Value, g: Value, r: Value) -> None:
+            with k.when(n < lanes):
+                row = g * k.integer("row_head") + r
+                block.address("lse")[row] = self.scratch.top[n]
+                if spec.entropy:
+                    block.address("entropy")[row] = state.e[n]
+                with k.when(block.has("max")):
+                    block.address("max")[row] = state.m[n]
+                place = row * spec.best
+                for x in range(spec.best):
+                    block.address("values")[place + x] = state.values[n + x * self.lanes.B]
+                    block.address("indices")[place + x] = self.best.indices(state)[n + x * self.lanes.B].to(I64)
+
+        block.each_lane(lane)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 
 from regard.engines.cpu.kernels.blocks import RowBlock
-from regard.engines.cpu.kernels.finish import Finish
 from regard.engines.cpu.kernels.forward import ForwardKernel
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.rules import RuleRows, Rules
@@ -29,10 +28,63 @@ from regard.engines.cpu.spec.specs import TangentSpec
 
 
 class TangentKernel(ForwardKernel):
-    """The tangent kernel: prefill with the terms and the end below."""
+    """The tangent kernel: prefill with the terms below."""
+
+    spec: TangentSpec
 
     def __init__(self, k: Kernel, spec: TangentSpec):
-        super().__init__(k, spec, TangentTerms, TangentFinish)
+        super().__init__(k, spec, TangentTerms)
+
+    def finish(self, block: RowBlock) -> None:
+        """Compute also Ȯ, l̇se in `scratch.old` and Ḣ in `scratch.new`."""
+        k, spec, lanes, state, scratch, load = self.k, self.spec, self.lanes, block.state, self.scratch, self.lanes.load
+        natural_scale = self.softmax.natural_scale
+        with k.loop(lanes.B, step=lanes.W) as c:
+            scratch.old[c] = self.softmax.scaled(load(state.m, c)) * natural_scale
+        super().finish(block)
+        sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
+        with k.loop(lanes.B, step=lanes.W) as c:
+            lse, factor = load(scratch.top, c), load(scratch.rescale, c)
+            total, entropy = load(state.l, c) * factor, load(state.e, c)
+            lse_dot = mean = entropy_term = lanes.zero()
+            if spec.moves:
+                mean = lse_dot = load(state.l_dot, c) * factor
+                shift = k.where(total == 0.0, mean, load(scratch.old, c) - lse)
+                entropy_term = k.fma(load(state.e_dot, c) * factor, natural_scale, mean * shift)
+            if "sink" in spec.varies:
+                h = state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
+                sink, sink_dot = (x.gather(h) for x in sinks)
+                p_sink = mathematics.weight2(k, (sink - finite(k, lse)) * mathematics.LOG2_E)
+                lse_dot = k.fma(p_sink, sink_dot, lse_dot)
+            scratch.old[c], scratch.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
+        output = self.own.O_dot if spec.given else state.O
+        with self.layout.outputs(block) as (at, of):
+            moved = load(state.O_dot, at) * of(scratch.rescale)
+            state.O_dot[at] = k.fma(-of(scratch.old), load(output, at), moved)
+
+    def divide(self, block: RowBlock) -> None:
+        """Divide the output by l, or read it if it is given."""
+        if not self.spec.given:
+            super().divide(block)
+            return
+        strides = block.strides("out")
+        Transposes(self.lanes).to_lanes(block, block.address("out"), strides, self.lanes.d_v, self.own.O_dot, 1.0)
+
+    def store(self, block: RowBlock) -> None:
+        k = self.k
+        if not self.spec.given:
+            super().store(block)
+        strides = block.strides("out_dot")
+        into = block.address("out_dot")
+        Transposes(self.lanes).to_rows(block, block.state.O_dot, self.lanes.d_v, into, *strides)
+
+        def lane(n: Value, g: Value, r: Value) -> None:
+            with k.when(n < block.field("lanes")):
+                row = g * k.integer("row_head") + r
+                block.address("lse_dot")[row] = self.scratch.old[n]
+                block.address("entropy_dot")[row] = self.scratch.new[n]
+
+        block.each_lane(lane)
 
 
 class TangentTerms(ForwardTerms):
@@ -92,60 +144,3 @@ class TangentTerms(ForwardTerms):
         if "v" in self.spec.varies:
             products.append(TileProduct("v_dot", tile.scratch.P, split.state.O_dot))
         return products
-
-
-class TangentFinish(Finish):
-    """Forward's results and their tangents; `scratch.old` becomes l̇se, `scratch.new` Ḣ."""
-
-    spec: TangentSpec
-
-    def compute(self, block: RowBlock) -> None:
-        """Compute also l̇se, Ḣ and Ȯ."""
-        k, spec, lanes, state, scratch, load = self.k, self.spec, self.lanes, block.state, self.scratch, self.lanes.load
-        natural_scale = self.softmax.natural_scale
-        with k.loop(lanes.B, step=lanes.W) as c:
-            scratch.old[c] = self.softmax.scaled(load(state.m, c)) * natural_scale
-        super().compute(block)
-        sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
-        with k.loop(lanes.B, step=lanes.W) as c:
-            lse, factor = load(scratch.top, c), load(scratch.rescale, c)
-            total, entropy = load(state.l, c) * factor, load(state.e, c)
-            lse_dot = mean = entropy_term = lanes.zero()
-            if spec.moves:
-                mean = lse_dot = load(state.l_dot, c) * factor
-                shift = k.where(total == 0.0, mean, load(scratch.old, c) - lse)
-                entropy_term = k.fma(load(state.e_dot, c) * factor, natural_scale, mean * shift)
-            if "sink" in spec.varies:
-                h = state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
-                sink, sink_dot = (x.gather(h) for x in sinks)
-                p_sink = mathematics.weight2(k, (sink - finite(k, lse)) * mathematics.LOG2_E)
-                lse_dot = k.fma(p_sink, sink_dot, lse_dot)
-            scratch.old[c], scratch.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
-        output = self.own.O_dot if spec.given else state.O
-        with self.layout.outputs(block) as (at, of):
-            moved = load(state.O_dot, at) * of(scratch.rescale)
-            state.O_dot[at] = k.fma(-of(scratch.old), load(output, at), moved)
-
-    def divide(self, block: RowBlock) -> None:
-        """Divide the output by l, or read it if it is given."""
-        if not self.spec.given:
-            super().divide(block)
-            return
-        strides = block.strides("out")
-        Transposes(self.lanes).to_lanes(block, block.address("out"), strides, self.lanes.d_v, self.own.O_dot, 1.0)
-
-    def store(self, block: RowBlock) -> None:
-        k = self.k
-        if not self.spec.given:
-            super().store(block)
-        strides = block.strides("out_dot")
-        into = block.address("out_dot")
-        Transposes(self.lanes).to_rows(block, block.state.O_dot, self.lanes.d_v, into, *strides)
-
-        def lane(n: Value, g: Value, r: Value) -> None:
-            with k.when(n < block.field("lanes")):
-                row = g * k.integer("row_head") + r
-                block.address("lse_dot")[row] = self.scratch.old[n]
-                block.address("entropy_dot")[row] = self.scratch.new[n]
-
-        block.each_lane(lane)

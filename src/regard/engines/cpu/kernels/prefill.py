@@ -9,22 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from regard.engines.cpu.kernels.amx_products import PVByAmx, QKByAmx
-from regard.engines.cpu.kernels.best_keys import BestKeyLists
+from regard.engines.cpu.kernels.best_keys import BestKeys
 from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.copies import Copies
 from regard.engines.cpu.kernels.lanes import Lanes
-from regard.engines.cpu.kernels.layout import LaneLayout, Loaded
 from regard.engines.cpu.kernels.pipelining import Pipeline
 from regard.engines.cpu.kernels.prefetching import NextTiles
 from regard.engines.cpu.kernels.products import InFlight, PVByVectors, PVProducts, QKProduct
 from regard.engines.cpu.kernels.rules import Rules
-from regard.engines.cpu.kernels.scores import Scores
+from regard.engines.cpu.kernels.scores import Scores, Weights
 from regard.engines.cpu.kernels.softmax import RunningSoftmax
-from regard.engines.cpu.kernels.splits import KeySplits, Split
+from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Split
 from regard.engines.cpu.kernels.terms import ForwardTerms
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.kernels.transposes import Transposes
-from regard.engines.cpu.kernels.weights import Weights
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Value
@@ -43,7 +41,7 @@ class Prefill(LaneLayout):
         registers: AmxRegisters | None,
     ):
         self.k, self.spec, self.lanes, self.splits, self.softmax = lanes.k, lanes.spec, lanes, splits, softmax
-        self.transposes, self.copies, self.best = Transposes(lanes), Copies(lanes), BestKeyLists(lanes)
+        self.transposes, self.copies, self.best = Transposes(lanes), Copies(lanes), BestKeys(lanes)
         self.rules, self.weights = Scores(lanes, rules, softmax, terms, self.transposes), Weights(lanes, softmax, terms)
         self.qk: QKProduct | QKByAmx
         self.pv: PVProducts
@@ -78,7 +76,7 @@ class Prefill(LaneLayout):
         k, lanes = self.k, self.lanes
         if self.spec.best:
             with k.when(split.exclude_hidden.value == 0):
-                self.best.choose(split.best, tile)
+                self.best.choose(split.state, tile)
         with k.when(split.exclude_hidden.value != 0), k.loop(tile.stop * lanes.B, tile.first * lanes.B, lanes.W) as n:
             hidden = lanes.load(tile.scratch.P, n) == -math.inf
             tile.scratch.seen[n] = k.where(hidden, lanes.zero(), k.constant(lanes.real, 1.0))

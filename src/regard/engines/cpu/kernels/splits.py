@@ -1,18 +1,20 @@
 """Key splits: the runs of tiles that query blocks go through, each with sums of its own."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from regard.engines.cpu.kernels.best_keys import BestKeys
 from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile, read_tile
 from regard.engines.cpu.language.types import I64
-from regard.engines.cpu.language.values import Value, Variable
+from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.scratch import SplitState, TileScratch
 from regard.engines.cpu.spec.tiles import TILE_BITS
 
 NONE = 2**62  # the split after the last
+Loaded = Callable[[Pointer], Value]
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,7 @@ class Split:
     """A key split of a query block that is computed."""
 
     block: RowBlock
-    state: SplitState  # its maximum, sums and outputs
-    best: BestKeys
+    state: SplitState  # its maximum, sums, outputs and best keys
     exclude_hidden: Variable  # 1 if values that a mask hides count as 0
 
 
@@ -63,3 +64,29 @@ class KeySplits:
         with self.k.when(t < block.field("tiles") + block.field("count")):
             found.value = (self.of(self.k.pointer("tiles", I64)[t]) == split).to(I64)
         return found.value
+
+
+class LaneLayout(ABC):
+    """The part of forward that depends on the layout of lanes."""
+
+    @abstractmethod
+    def prepare_queries(self, block: RowBlock) -> None:
+        """Store the block's queries in the layout of the products."""
+
+    @abstractmethod
+    def compute(self, split: Split, first: Value) -> Value:
+        """Compute the tiles of a split, from list index `first` on.
+
+        Return the index after them.
+        """
+
+    @abstractmethod
+    def outputs(self, block: RowBlock) -> AbstractContextManager[tuple[Value, Loaded]]:
+        """Loop over the vectors of an output.
+
+        Yield their offset, and a function that loads its lanes of a row of numbers.
+        """
+
+    @abstractmethod
+    def store_output(self, block: RowBlock) -> None:
+        """Store the block's output in the call's."""
