@@ -33,7 +33,7 @@ class BlockRecord:
     """The fields of the n-th query block, and its rows of operands."""
 
     def __init__(self, lanes: Lanes, n: Value):
-        self.k, self.spec, self.lanes, self.n = lanes.k, lanes.spec, lanes, n
+        self.k, self.spec, self.lanes = lanes.k, lanes.spec, lanes
         self.record = self.k.pointer("blocks", I64) + n * len(self.spec.block_fields)
 
     def field(self, name: str) -> Value:
@@ -66,23 +66,25 @@ class BlockRecord:
 
 
 class RowBlock(BlockRecord):
-    """The query block that a kernel computes, with its scratch memory in `state`."""
+    """The query block that a kernel computes, with its scratch memory in `state`.
 
-    leading: Value  # of forward: true for the first query block of its work group
-    following: BlockRecord  # of forward: the next query block
+    Forward gives its work group, as `each_work_group` does. Then `leading` is true for the first block of that, and
+    `following` is the next block.
+    """
 
-    def __init__(self, lanes: Lanes, n: Value, state: Pointer):
+    leading: Value
+    following: BlockRecord
+
+    def __init__(self, lanes: Lanes, n: Value, state: Pointer, group: tuple[Value, Value, Value] | None = None):
         super().__init__(lanes, n)
         integer = self.spec.integer
         types = {"i": integer, "h": integer, "first": I32, "second": I32}
         types |= dict.fromkeys(("g", "r", "cursor", "state"), I64)
         self.state = BlockState(state, query_block_scratch(self.spec, lanes.d, lanes.d_v), types)
-
-    def place_in(self, first: Value, stop: Value, following: Value) -> None:
-        """Note the place in a work group; `following` is the first block of the next one."""
-        k = self.k
-        self.leading = self.n == first
-        self.following = BlockRecord(self.lanes, k.where(self.n + 1 < stop, self.n + 1, following))
+        if group:
+            first, stop, following = group
+            self.leading = n == first
+            self.following = BlockRecord(lanes, self.k.where(n + 1 < stop, n + 1, following))
 
     def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
         """Call `work` with every lane's number, head in the block and row.

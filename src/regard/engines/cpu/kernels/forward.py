@@ -63,9 +63,7 @@ class ForwardKernel:
 
         def each(work: Callable[[RowBlock], None]) -> None:
             with k.loop(stop, start=first) as n:
-                block = RowBlock(self.lanes, n, self.own.end + (n - first) * size)
-                block.place_in(first, stop, following)
-                work(block)
+                work(RowBlock(self.lanes, n, self.own.end + (n - first) * size, (first, stop, following)))
 
         each(self.begin)
         none = k.constant(I64, NONE)

@@ -11,6 +11,7 @@ from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 
+Queries = list[tuple[dict[str, Value], list[Value | None]]]
 FIELDS = ("b", "h", "i", "rows", "n_k", "keys", "tiles", "count")
 
 
@@ -30,18 +31,18 @@ class VisibleTilesKernel:
         k, tiles = self.k, self.k.pointer("tiles", I64)
         leaves = {name: k.integer(name) for name in ("b", "h", "keys")}
         last = (k.integer("rows") - 1).to(self.spec.integer)
-        self.queries = []  # vectors of them: their leaves, and what follows from these
+        queries: Queries = []  # vectors of them: their leaves, and what follows from these
         for c in range(0, self.spec.lanes, self.W):
             row = k.lane_numbers(self.spec.integer, self.W) + c
             mine = {**leaves, "i": k.minimum(row, last) + k.integer("i").to(self.spec.integer)}
-            self.queries.append((mine, self.mask.prepare(TileContext(mine))))
+            queries.append((mine, self.mask.prepare(TileContext(mine))))
         count = k.variable(k.whole(0))
         with k.loop((k.integer("n_k") + (KEYS - 1)) // KEYS) as tile:
             start = tile * KEYS
             none = k.whole(0)
             first, stop, mixed_first, mixed_stop = (k.variable(none) for _ in range(4))
             with k.loop(KEYS // PART) as part:
-                seen, whole = self._part(start + part * PART)
+                seen, whole = self._part(start + part * PART, queries)
                 with k.when(seen):
                     first.value = k.where(stop.value == 0, part, first.value)
                     stop.value = part + 1
@@ -62,12 +63,12 @@ class VisibleTilesKernel:
                 count.value = count.value + 1
         k.arguments[FIELDS.index("count")] = count.value
 
-    def _part(self, start: Value) -> tuple[Value, Value]:
+    def _part(self, start: Value, queries: Queries) -> tuple[Value, Value]:
         """Test some keys: if any query sees any of them, and if every query sees all."""
         k = self.k
         some, every = (k.variable(k.constant(BOOL, x).spread(self.W)) for x in (False, True))
         with k.loop(k.minimum(start + PART, k.integer("n_k")), start=start) as j:
-            for leaves, prepared in self.queries:
+            for leaves, prepared in queries:
                 (visible,) = self.mask.at(TileContext({**leaves, "j": j}), prepared)
                 some.value = some.value | visible.spread(self.W)
                 every.value = every.value & visible.spread(self.W)
