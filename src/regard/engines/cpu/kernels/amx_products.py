@@ -14,8 +14,7 @@ from operator import or_
 from regard.engines.cpu.kernels.copies import Copies, key_width
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.prefetching import NextTiles
-from regard.engines.cpu.kernels.products import Add, InFlight, PVProducts
-from regard.engines.cpu.kernels.terms import ForwardTerms, repeated
+from regard.engines.cpu.kernels.products import Add, ForwardTerms, InFlight, PVProducts, repeated
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.amx import AmxRegisters, AmxTile, add_products, add_products_by_vectors
 from regard.engines.cpu.language.types import I32

@@ -57,10 +57,7 @@ class BlockRecord:
         return self.address(name).bytes(row * self.k.integer(f"{name}_row"))
 
     def dense_at(self, name: str, column: Value) -> tuple[Pointer, list[Value]]:
-        """Return the address of a key in a dense array, and the array's strides.
-
-        The strides are by head, row and key.
-        """
+        """Return the address of a dense array's key, and its strides by head, row, key."""
         strides = self.strides(name)
         return self.address(name).bytes(column * strides[2]), strides
 

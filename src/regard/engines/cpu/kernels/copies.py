@@ -15,7 +15,7 @@ from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 def copy_rows(
     lanes: Lanes, tile: KeyTile, name: str, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
 ) -> None:
-    """Copy `count` features of rows of K or V to rows of `width`, which are padded for packed pairs."""
+    """Copy `count` features of rows of K or V, padded to `width` for packed pairs."""
     k, size = lanes.k, lanes.spec.element.size
     feature = k.integer(f"{name}_feature")
     with k.loop(stop, start=first) as p:
@@ -84,16 +84,13 @@ class Copies:
         return self._key_copy(tile, slot_of(tile), name)
 
     def keys(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
-        """Return the first row of K of a tile, and its stride in bytes."""
+        """Return the first row of K of a tile, and the stride in bytes."""
         if self.spec.copied:
             return self.copied_keys(tile, name), key_width(self.lanes) * self.key_type.size
         return tile.block.source(name, tile.start), self.k.integer(f"{name}_row")
 
     def values(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
-        """Return the first row of V of a tile, and its stride in bytes.
-
-        Of packed rows that of a pair.
-        """
+        """Return the first row of V of a tile, or pair of rows, and the stride in bytes."""
         if self.spec.copies:
             width = 4 if self.spec.paired else self.lanes.real.size
             return self._value_copy(tile, slot_of(tile), name), self.d_v * width
@@ -124,11 +121,9 @@ class Copies:
     def _packed_rows(
         self, name: str, tile: KeyTile, p: Value, first: Value, stop: Value
     ) -> Callable[[Value, int], Value]:
-        """Return a function that loads rows p and p + 1 of V, packed in pairs.
+        """Return a loader of rows p and p + 1 of V, packed in pairs; absent rows are 0.
 
         It takes a byte offset and the number of lanes.
-
-        Rows before `first` and from `stop` on are 0.
         """
         k, rows = self.k, []
         for x in (p, p + 1):

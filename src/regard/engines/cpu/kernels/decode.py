@@ -39,10 +39,7 @@ class Decode(LaneLayout):
         self.qk, self.pv = DecodeQK(self.rows), DecodePV(self.rows)
 
     def compute(self, split: Split, first: Value) -> Value:
-        """Compute all QK products of the split, then all PV products.
-
-        Each array is read in one stream.
-        """
+        """Compute all QK products, then all PV products: each array is one stream."""
         block = split.block
 
         def pv(tile: KeyTile) -> None:

@@ -107,10 +107,7 @@ class DecodeRows:
 
     @contextmanager
     def keys(self, tile: KeyTile, count: int = 1) -> Iterator[Value]:
-        """Loop over vectors of keys, `count` at a time.
-
-        The first and the last may hold absent keys.
-        """
+        """Loop over `count` vectors of keys; the first and the last may hold absent keys."""
         with self.k.loop(tile.stop, start=tile.first & -(self.W * count), step=self.W * count) as p:
             yield p
 
@@ -120,10 +117,7 @@ class DecodeRows:
         return (lanes >= tile.first) & (lanes < tile.stop)
 
     def read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
-        """Read rows in order by a single instruction.
-
-        Hardware prefetchers follow that.
-        """
+        """Read rows in order by one instruction, which hardware prefetchers follow."""
         k = self.k
         with k.choice(apart == size) as (yes, no):
             with yes:
@@ -139,10 +133,8 @@ class DecodeRows:
     def lines(self, tile: KeyTile, name: str, features: Value, key: Value, at: Value, count: int) -> Iterator[Pointer]:
         """Yield `count` lines of the rows of all heads from a key on.
 
-        `at` counts their bytes without gaps.
-
-        Rows are read once for each head, so they should be in cache before the first head. The keys that come next are
-        therefore prefetched, whatever the prefetch distance is.
+        `at` counts their bytes without gaps. Rows are read once for each head, so they should be in cache before the
+        first head. The keys that come next are therefore prefetched, whatever the prefetch distance is.
         """
         length, row = self.length(tile.block, name, features), self.k.integer(f"{name}_row")
         at = self.prefetcher.interleaved(at)
@@ -240,10 +232,7 @@ class DecodeQK:
     def _add_halves(
         self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
     ) -> None:
-        """Add packed features of K times queries in AMX's order.
-
-        That is two chains, their sum, then the total.
-        """
+        """Add packed features in AMX's order: two chains, their sum, then the total."""
         k, zero = self.k, self.lanes.zero()
         chains = [[zero, zero] for _ in sums]
         for n, word in enumerate(packed):
@@ -256,9 +245,7 @@ class DecodeQK:
             total.value += low + high
 
     def _rows(self, tile: KeyTile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
-        """Return W rows of a head of K as whole vectors of words, and their stride.
-
-        The stride is in bytes.
+        """Return W rows of a head of K as whole vectors of words, and the stride in bytes.
 
         They are K's own memory, or copy `number`, in which absent rows and features are 0.
         """
@@ -355,10 +342,7 @@ class DecodePV:
                     split.state.O[place] = k.fma(load(split.state.O, place), rescale, total)
 
     def _add_features(self, keys: KeyRange, a: Value, steps: int, count: Value | None) -> None:
-        """Compute features of O from a on.
-
-        They are whole vectors, or the first `count` of one step.
-        """
+        """Compute whole vectors of O from a on, or the first `count` features of one step."""
         k, W, tile, rows, into = self.k, self.W, keys.tile, self.rows, keys.tile.scratch.total
         at = [[rows.width * r + a + n for n in range(0, steps * rows.step, W)] for r in rows.of_head(keys.head)]
         sums = [[k.variable(self.lanes.load(into, place)) for place in row] for row in at]

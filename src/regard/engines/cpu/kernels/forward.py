@@ -21,10 +21,10 @@ from regard.engines.cpu.kernels.blocks import RowBlock, each_work_group
 from regard.engines.cpu.kernels.decode import Decode
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.prefill import Prefill
+from regard.engines.cpu.kernels.products import ForwardTerms
 from regard.engines.cpu.kernels.rules import Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite, is_large
 from regard.engines.cpu.kernels.splits import NONE, KeySplits, LaneLayout, Split
-from regard.engines.cpu.kernels.terms import ForwardTerms
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.forward import ForwardKernel
 from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.products import ForwardTerms, TileProduct
 from regard.engines.cpu.kernels.rules import RuleRows, Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite
 from regard.engines.cpu.kernels.splits import Split
-from regard.engines.cpu.kernels.terms import ForwardTerms, TileProduct
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language import mathematics

@@ -61,9 +61,7 @@ class Lanes:
     ) -> None:
         """Compute sum[r][c] += Σ_x factor(r, x) · vector(x, c), each in one chain.
 
-        Factors are broadcast.
-
-        columns: offsets of the vectors, by default of all lanes.
+        Factors are broadcast. columns: offsets of the vectors, by default of all lanes.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
@@ -93,10 +91,7 @@ class Lanes:
                     total.value = self.multiply_add(total.value, f, v)
 
     def micro_tiles(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
-        """Call `work` on micro-tiles of `rows` rows, then on single rows.
-
-        By default a micro-tile has as many rows as registers hold.
-        """
+        """Call `work` on micro-tiles of `rows` rows, by default the most, then on rows."""
         k, rows = self.k, rows or self.k.target.rows(self.B // self.W)
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:

@@ -31,7 +31,7 @@ class Pipeline:
         self.weights = prefill.weights
 
     def each_tile(self, split: Split, first: Value) -> Value:
-        """Compute the tiles of a split, from list index `first` on; return the index after them.
+        """Compute a split's tiles from list index `first` on; return the index after.
 
         Each tile's softmax is interleaved with the QK product of the next.
         """

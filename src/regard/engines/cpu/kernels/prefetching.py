@@ -32,10 +32,7 @@ class NextTiles:
         blocks = k.maximum((tile.stop - tile.first) // count, k.whole(1))
 
         def share(n: Value, rows: Value | int) -> Any:
-            """Loop over this micro-tile's share of rows.
-
-            All are prefetched by `some` tiles, this is the n-th.
-            """
+            """Loop over a share of rows that `some` tiles prefetch, of which this is the n-th."""
             part, whole = n * blocks + (p - tile.first) // count, some * blocks
             return k.loop((part + 1) * rows // whole, start=part * rows // whole)
 

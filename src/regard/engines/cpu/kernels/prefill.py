@@ -15,12 +15,11 @@ from regard.engines.cpu.kernels.copies import Copies
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.pipelining import Pipeline
 from regard.engines.cpu.kernels.prefetching import NextTiles
-from regard.engines.cpu.kernels.products import InFlight, PVByVectors, PVProducts, QKProduct
+from regard.engines.cpu.kernels.products import ForwardTerms, InFlight, PVByVectors, PVProducts, QKProduct
 from regard.engines.cpu.kernels.rules import Rules
 from regard.engines.cpu.kernels.scores import Scores, Weights
 from regard.engines.cpu.kernels.softmax import RunningSoftmax
 from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Split
-from regard.engines.cpu.kernels.terms import ForwardTerms
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language.amx import AmxRegisters

@@ -2,17 +2,20 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from regard.engines.cpu.kernels.copies import Copies
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.prefetching import NextTiles
+from regard.engines.cpu.kernels.rules import RuleRows, Rules
+from regard.engines.cpu.kernels.softmax import RunningSoftmax
 from regard.engines.cpu.kernels.splits import Split
-from regard.engines.cpu.kernels.terms import ForwardTerms, repeated
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.rules import TileContext
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 
@@ -35,16 +38,53 @@ class InFlight:
         return (self.until - self.due.value + 1) // 2
 
     def interleave(self, most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]) -> Value:
-        """Interleave `step`, at most `most` times, with steps of a product.
-
-        Return where the steps end.
-        """
+        """Interleave `most` steps with those of a product; return where the latter end."""
         k = self.k
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
             k.interleave(lambda: steps(x, TOGETHER), self.step)
         return end
+
+
+class TileProduct(NamedTuple):
+    """Rows of K or V by name, transposed queries or weights, and where sums go."""
+
+    rows: str
+    lanes: Pointer
+    into: Pointer
+
+
+class ForwardTerms:
+    """S = K Q, the score of it, P = exp(S − m), and O += V P."""
+
+    def __init__(self, lanes: Lanes, rules: Rules, softmax: RunningSoftmax):
+        self.k, self.spec, self.lanes, self.rules, self.softmax = lanes.k, lanes.spec, lanes, rules, softmax
+
+    def qk(self, tile: KeyTile) -> list[TileProduct]:
+        """Return the QK products."""
+        return [TileProduct("k", tile.block.state.q, tile.scratch.P)]
+
+    def score(
+        self, tile: KeyTile, context: TileContext, rows: RuleRows, at: Value, biases: Mapping[str, Pointer]
+    ) -> Value:
+        """Apply rule and bias to the score in `context`, that of the pairs at `at`."""
+        s = self.rules.scores(context, rows)[0]
+        return s + self.lanes.load(biases["bias"], at) if self.spec.bias else s
+
+    def weights(self, tile: KeyTile, at: Value, shift: Value) -> tuple[list[Value], Value]:
+        """Return the factors of V at some pairs, by `spec.weights`, and S − m."""
+        weight, difference = self.softmax.weight(self.lanes.load(tile.scratch.P, at), shift)
+        return [weight], difference
+
+    def pv(self, split: Split, tile: KeyTile) -> list[TileProduct]:
+        """Return the PV products."""
+        return [TileProduct("v", tile.scratch.P, split.state.O)]
+
+
+def repeated(places: Sequence[Pointer]) -> list[int]:
+    """Return the numbers of the places that are the same as an earlier one."""
+    return [m for m, x in enumerate(places) if any(x is before for before in places[:m])]
 
 
 def halved(lanes: Lanes) -> bool:
@@ -85,10 +125,7 @@ class QKProduct:
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
 
                 def products(columns: range, half: Value | int = 0) -> list[list[Variable]]:
-                    """Compute the product for the vectors at `columns`.
-
-                    Columns are counted from the start of a half.
-                    """
+                    """Compute the product for the vectors at `columns` of a half."""
                     sums, start = lanes.sums(count, columns), k.whole(0)
 
                     def factor(r: int, x: Value) -> Value:
@@ -143,9 +180,7 @@ class QKProduct:
             tile.scratch.top[c] = top.value
 
     def _sections(self, tile: KeyTile) -> tuple[list[Value], list[Value]]:
-        """Return the sections of keys that differ in visibility.
-
-        They have edges, and a half of the lanes or BOTH.
+        """Return the edges of sections of keys, and the half of the lanes that sees them.
 
         The middle one is mixed, its neighbours all lanes see, and the outer ones one half alone.
         """
@@ -231,12 +266,8 @@ class PVByVectors(PVProducts):
 
             def of_both(start: Value, stop: Value) -> None:
                 if in_flight and rows > 1 and paired:  # scalars would need more registers than there are
-                    start = in_flight.interleave(
-                        in_flight.steps_due(),
-                        start,
-                        stop,
-                        lambda p, n: lanes.add_steps(sums, p, n, factor, vector, columns),
-                    )
+                    due, steps = in_flight.steps_due(), partial(lanes.add_steps, sums)
+                    start = in_flight.interleave(due, start, stop, lambda p, n: steps(p, n, factor, vector, columns))
                 lanes.add_product(sums, start, stop, factor, vector)
 
             if halves and rows > 1:

@@ -31,7 +31,7 @@ class Rules:
         self.score = Lowering(self.k, spec.score, spec.real, spec.integer) if spec.score else None
 
     def rows(self, block: RowBlock, lane: Value, lanes: int) -> RuleRows:
-        """Prepare both for some lanes of a block; `lanes` is 0 for a single one."""
+        """Prepare rules for some lanes of a block; `lanes` is 0 for a single one."""
         leaves = {"b": block.field("b"), "keys": self.k.integer("keys")}
         leaves |= {"i": block.state.i.load(lane, lanes), "h": block.state.h.load(lane, lanes)}
         context = TileContext(leaves)
@@ -39,7 +39,7 @@ class Rules:
         return RuleRows(leaves, score, mask)
 
     def scores(self, context: TileContext, rows: RuleRows) -> list[Value]:
-        """Return the results of the score rule, of which the first is the score; without a rule that alone."""
+        """Return the rule's results, of which the first is the score; else that alone."""
         if self.score is None:
             return [context.leaves["s"]]
         return [x.spread(self.lanes.W) for x in self.score.at(context, rows.score)]

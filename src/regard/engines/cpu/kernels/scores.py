@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from regard.engines.cpu.kernels.lanes import Lanes
+from regard.engines.cpu.kernels.products import ForwardTerms
 from regard.engines.cpu.kernels.rules import Dropout, Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax
-from regard.engines.cpu.kernels.terms import ForwardTerms
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language.rules import TileContext
@@ -70,9 +70,9 @@ class Scores:
     def _biased_keys(
         self, tile: KeyTile, start: Value, stop: Value, c: Value
     ) -> Iterator[tuple[Value, Value, Mapping[str, Pointer]]]:
-        """Loop over ranges of keys, by vectors of them where there are biases; yield their ends, and biases.
+        """Loop over ranges of keys, with the biases of a vector of lanes; yield both.
 
-        Biases are those of the vector of lanes at c, a row of lanes for each key.
+        Ranges are of W keys where there are biases: those are a row of lanes for each key.
         """
         if not self.spec.biases:
             yield start, stop, {}
@@ -163,10 +163,7 @@ class Weights:
                 tile.scratch[name][c] = x.value
 
     def _pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """Compute the weights of keys p and p + 1 in the lanes from c on.
-
-        Return the terms of sums.
-        """
+        """Compute weights of keys p and p + 1 in the lanes from c on; return terms of sums."""
         k, spec = self.k, self.spec
         summed, pair = [], []
         for n in range(2):

@@ -78,10 +78,7 @@ class RunningSoftmax:
         return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
 
     def weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """Compute exp(s − m) and s − m, in the scale of exponents.
-
-        shift: −m.
-        """
+        """Compute exp(s − m) and s − m in the scale of exponents; `shift` is −m."""
         scale = None if self.spec.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self.power(difference, short=self.spec.bf16_dot), difference
@@ -96,9 +93,7 @@ class RunningSoftmax:
         return m if self.maximum_scale is None else m * self.maximum_scale
 
     def reference(self, m: Value) -> tuple[Value | None, Value]:
-        """Return two numbers to subtract from scores, before and after scaling.
-
-        One of them is 0.
+        """Return numbers to subtract before and after scaling, one of which is 0.
 
         The first is None where products leave scores in the scale of exponents.
         """
@@ -109,10 +104,7 @@ class RunningSoftmax:
         return k.where(far, m, self.lanes.zero()), k.where(far, self.lanes.zero(), scaled)
 
     def below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
-        """Subtract a `reference` from a maximum or a score.
-
-        The result is in the scale of exponents.
-        """
+        """Subtract a `reference` from a maximum or score, in the scale of exponents."""
         before, after = reference
         if before is None or self.maximum_scale is None:
             return x - after
@@ -120,10 +112,7 @@ class RunningSoftmax:
         return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
 
     def moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
-        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference).
-
-        0 for no keys.
-        """
+        """Return Σ exp(S − m) (S − m) for another m, 0 for no keys; factor = exp(difference)."""
         k = self.k
         zero = k.constant(self.real, 0.0)
         inside = k.where(factor == 0.0, zero, difference)

@@ -45,10 +45,7 @@ class KeySplits:
         return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("split_bits")
 
     def each_tile(self, block: RowBlock, first: Value, work: Callable[[KeyTile], None]) -> Value:
-        """Call `work` on each tile of a split, from list index `first` on.
-
-        Return the index after them.
-        """
+        """Call `work` on a split's tiles from list index `first` on; return the index after."""
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self.of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
@@ -75,17 +72,11 @@ class LaneLayout(ABC):
 
     @abstractmethod
     def compute(self, split: Split, first: Value) -> Value:
-        """Compute the tiles of a split, from list index `first` on.
-
-        Return the index after them.
-        """
+        """Compute a split's tiles from list index `first` on; return the index after."""
 
     @abstractmethod
     def outputs(self, block: RowBlock) -> AbstractContextManager[tuple[Value, Loaded]]:
-        """Loop over the vectors of an output.
-
-        Yield their offset, and a function that loads its lanes of a row of numbers.
-        """
+        """Loop over vectors of an output; yield their offset and a loader of their rows."""
 
     @abstractmethod
     def store_output(self, block: RowBlock) -> None:

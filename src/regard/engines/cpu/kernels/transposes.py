@@ -61,10 +61,7 @@ class Transposes:
         transposed: Pointer,
         scale: Any,
     ) -> None:
-        """Transpose one by one.
-
-        That is x from `start` to before `stop`, for the vector of lanes at c.
-        """
+        """Transpose x from `start` to before `stop` one by one, for the vector at c."""
         k = self.k
         with k.loop(self.W) as r:
             p = block.row(base, c + r, *strides[:2])
