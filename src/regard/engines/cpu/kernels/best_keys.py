@@ -13,9 +13,9 @@ from regard.engines.cpu.spec.scratch import SplitState
 
 
 class BestKeys:
-    """Lists of the `spec.best` largest scores of every lane in falling order, and of their columns.
+    """Lists of the `spec.best` largest scores of every lane, and of their columns.
 
-    −∞ and −1 for none; earlier keys win ties. Lists are `values` and `indices` of a state.
+    They fall, with −∞ and −1 for none; earlier keys win ties. Lists are `values` and `indices` of a state.
     """
 
     def __init__(self, lanes: Lanes):
@@ -59,7 +59,7 @@ class BestKeys:
 
     @contextmanager
     def _insertion(self, state: SplitState, c: Value) -> Iterator[Callable[[Value, Value], None]]:
-        """Yield a function that inserts a score and its column into the lists of the lanes from c on."""
+        """Yield a function that inserts scores and columns of the lanes from c on."""
         k, values, indices = self.k, state.values, self.indices(state)
         offsets = [n * self.B + c for n in range(self.count)]
         lists = [(k.variable(values.load(n, self.W)), k.variable(indices.load(n, self.W))) for n in offsets]

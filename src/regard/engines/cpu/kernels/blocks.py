@@ -1,4 +1,4 @@
-"""Query blocks: their fields, their rows in operands, and the loop over work groups."""
+"""Query blocks, their rows in operands, and the loop over work groups."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

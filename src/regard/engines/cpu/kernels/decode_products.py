@@ -1,4 +1,7 @@
-"""QK and PV products of decode: S = Q Kᵀ with keys in lanes, O += P V with features in lanes."""
+"""QK and PV products of decode.
+
+S = Q Kᵀ has keys in lanes, O += P V features.
+"""
 
 import functools
 import itertools
@@ -21,7 +24,7 @@ READ = 2**12  # bytes of V that are read in order before they are used
 
 
 class TileSlot(NamedTuple):
-    """The memory of a tile of a split, as all its scores are computed before its weights."""
+    """The memory of a tile; a split computes all scores before its weights."""
 
     scores: Pointer  # later the weights
     seen: Pointer
@@ -315,10 +318,7 @@ class DecodePV:
                 block = k.where(d_v == x, k.whole(KEYS), block)
         with k.loop(rows.width * rows.number(block_rows), step=W) as a:
             tile.scratch.total[a] = self.lanes.zero()
-        with (
-            k.loop(tile.stop, start=tile.first & -rows.some, step=block) as first,
-            rows.each_head(block_rows) as head,
-        ):
+        with k.loop(tile.stop, start=tile.first & -rows.some, step=block) as first, rows.each_head(block_rows) as head:
             keys = KeyRange(tile, slot, head, first, block, k.minimum(first + block, tile.stop), exclude_hidden)
             if rows.in_order:
                 with k.when((block < KEYS) & (head == 0)):

@@ -57,7 +57,7 @@ class ForwardKernel:
         each_work_group(self.lanes, self.registers, self.work_group)
 
     def work_group(self, first: Value, stop: Value, following: Value) -> None:
-        """Take the query blocks from `first` to before `stop` through the key splits together."""
+        """Take query blocks from `first` to before `stop` through the key splits."""
         k, spec = self.k, self.spec
         size = sum(block_scratch(spec, self.lanes.d, self.lanes.d_v).values(), k.whole(0))
 
@@ -90,7 +90,7 @@ class ForwardKernel:
         each(self.end)
 
     def begin(self, block: RowBlock) -> None:
-        """Start a block with m = −∞, l = 0 and O = 0, or with the splits that ran separately."""
+        """Start a block with m = −∞, l = 0, O = 0, or with splits that ran separately."""
         k, lanes = self.k, self.lanes
         block.state.cursor[0] = block.field("tiles")
         block.each_lane(block.index_lane)

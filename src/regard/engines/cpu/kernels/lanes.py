@@ -11,7 +11,7 @@ UNROLL = 4
 
 
 class Lanes:
-    """What every part of a kernel is given: the kernel language, the spec, and the lanes of query blocks.
+    """The kernel language, the spec and the vectors that every part is given.
 
     W: lanes of a vector. B: lanes of a query block. d, d_v: features of queries and of values. bases: addresses that
     the offsets of query blocks are counted from.

@@ -57,7 +57,7 @@ class Prefill(LaneLayout):
         return self.splits.each_tile(split.block, first, lambda tile: self.tile(split, tile))
 
     def tile(self, split: Split, tile: KeyTile) -> None:
-        """Compute m, l and O of a split with one more tile."""
+        """Compute m = max(m, S), P = exp(S − m), l += Σ P and O += V P of a split."""
         self.scores(tile)
         self.before_softmax(split, tile)
         self.weights(tile)
@@ -65,7 +65,7 @@ class Prefill(LaneLayout):
         self.pv(split, tile)
 
     def scores(self, tile: KeyTile, in_flight: InFlight | None = None) -> None:
-        """Compute the scores of a tile with rules, biases and masks, and their maxima."""
+        """Compute S = score(K Q) + bias with masks, and its maxima."""
         self.copies.make(tile)
         self.qk(tile, in_flight)
         self.rules(tile)

@@ -1,4 +1,7 @@
-"""QK and PV products of prefill by vectors: Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ, with factors from K and V broadcast."""
+"""QK and PV products of prefill by vectors: Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ.
+
+Factors of K and V are broadcast. `ForwardTerms` says what is multiplied.
+"""
 
 import math
 from abc import ABC, abstractmethod

@@ -62,7 +62,7 @@ class SecondPassKernel(ForwardKernel):
         block.state.cursor[0] = self.splits.each_tile(block, block.state.cursor[0], work)
 
     def weights(self, tile: KeyTile) -> None:
-        """Compute P; 0 for hidden and absent keys of the tile, −0 for hidden ones where `seen_map` is wanted."""
+        """Compute P, 0 for hidden and absent keys; for `seen_map`, −0 for hidden ones."""
         k, P, W, B, load, state = self.k, tile.scratch.P, self.lanes.W, self.lanes.B, self.lanes.load, tile.block.state
         none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(W)
         if not self.spec.ruled:

@@ -15,7 +15,7 @@ Prepared = list[Value | None] | None
 
 @dataclass(frozen=True)
 class RuleRows:
-    """What rules know of some rows before their keys: leaves, and what follows from these."""
+    """Rules at some rows before their keys: leaves, and what follows from these."""
 
     leaves: Mapping[str, Value]
     score: Prepared

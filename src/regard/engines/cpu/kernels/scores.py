@@ -163,7 +163,7 @@ class Weights:
                 tile.scratch[name][c] = x.value
 
     def _pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """Compute weights of keys p and p + 1 in the lanes from c on; return terms of sums."""
+        """Compute weights of keys p, p + 1 in the lanes from c on; return terms of sums."""
         k, spec = self.k, self.spec
         summed, pair = [], []
         for n in range(2):

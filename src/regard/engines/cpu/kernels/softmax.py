@@ -112,14 +112,14 @@ class RunningSoftmax:
         return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
 
     def moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
-        """Return Σ exp(S − m) (S − m) for another m, 0 for no keys; factor = exp(difference)."""
+        """Return Σ exp(S − m) (S − m) for another m; factor = exp(difference)."""
         k = self.k
         zero = k.constant(self.real, 0.0)
         inside = k.where(factor == 0.0, zero, difference)
         return k.where(factor == 0.0, zero, factor * k.fma(inside, l, e))
 
     def move_maximum(self, state: SplitState, tile: KeyTile, subtract: Callable[[KeyTile], None]) -> None:
-        """Compute m ← max(m, S), the shift of the tile's scores, and the factor of earlier sums.
+        """Compute m ← max(m, S), the tile's shift, and the factor of earlier sums.
 
         subtract: subtracts each query's `before` from the scores of the tile.
         """
@@ -153,7 +153,7 @@ class RunningSoftmax:
                 l[c] = self.k.fma(load(l, c), load(scratch.rescale, c), load(scratch[name_l], c))
 
     def merge(self, state: SplitState, other: SplitState, scratch: TileScratch) -> None:
-        """Merge maxima and sums of a split into others, and store the factors of both outputs."""
+        """Merge maxima and sums of another split; store the factors of both outputs."""
         k, load = self.k, self.lanes.load
         for c in self.lanes.vectors():
             m_old, m_new = load(state.m, c), load(other.m, c)

@@ -1,4 +1,4 @@
-"""Key splits: the runs of tiles that query blocks go through, each with sums of its own."""
+"""Key splits: runs of tiles, each with sums of its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class KeySplits:
         return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("split_bits")
 
     def each_tile(self, block: RowBlock, first: Value, work: Callable[[KeyTile], None]) -> Value:
-        """Call `work` on a split's tiles from list index `first` on; return the index after."""
+        """Call `work` on a split's tiles from list index `first` on; return the end."""
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self.of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))

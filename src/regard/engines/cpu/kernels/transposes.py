@@ -71,7 +71,7 @@ class Transposes:
     def to_packed_lanes(
         self, block: RowBlock, base: Pointer, strides: list[Value], transposed: Pointer, scale: Value
     ) -> None:
-        """Transpose rows of bf16 to packed pairs of features, a row of lanes for each pair.
+        """Transpose rows of bf16 to packed pairs of features, a row of lanes for each.
 
         They take the sign of the scale; pairs after the last feature are 0.
         """
