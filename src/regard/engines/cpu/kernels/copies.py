@@ -103,8 +103,8 @@ class Copies:
         copy = tile.scratch[f"{name}_copy"]
         if not self.spec.paired:
             return copy + slot * KEYS * self.d_v
-        width: Value = multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)
-        return copy.of(I32) + slot * (KEYS // 2) * width
+        packed: Pointer = copy.of(I32) + slot * (KEYS // 2) * multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)
+        return packed
 
     def _pack(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
         """Pack rows of V in pairs; an absent row is 0."""
