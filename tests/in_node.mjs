@@ -1,10 +1,12 @@
-// Run WebAssembly as a JSON file says: node in_node.mjs job.json. Arrays are files beside it, of raw numbers.
+// Run WebAssembly as a JSON file says: node in_node.mjs job.json. What it names are files beside it.
 //
 // "image": a module, a memory to start from, and what to launch in it; writes the bytes from `from` to `to`.
-// "calls": a loader and a module, calls for it, and seconds to time each; writes results, prints times or errors.
+// "calls": a loader and a module, calls for it, and seconds to time each; prints results.
 import { readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
+
+import { results } from "./exported_calls.mjs";
 
 const file = process.argv[2];
 const job = JSON.parse(readFileSync(file));
@@ -25,30 +27,7 @@ function image({ module, memory: initial, start, launches, taken, from, to, resu
 
 async function calls({ loader, module, calls, seconds }) {
   const { load } = await import(pathToFileURL(here(loader)));
-  const attention = await load(readFileSync(here(module)));
-  const printed = [];
-  for (const [n, call] of calls.entries()) {
-    const floats = (name) => new Float32Array(new Uint8Array(readFileSync(here(name))).buffer);
-    const given = { ...call };
-    for (const name of ["q", "k", "v", "lse"]) if (typeof call[name] === "string") given[name] = floats(call[name]);
-    try {
-      const run = call.rows ? attention.maps : attention;
-      const result = run(given);
-      const { top, ...arrays } = result;
-      if (top) Object.assign(arrays, { values: top.values, indices: top.indices });
-      for (const [name, x] of Object.entries(arrays)) writeFileSync(here(`${n}.${name}`), new Uint8Array(x.buffer));
-      let best = Infinity;
-      for (const stop = performance.now() + 1000 * (seconds ?? 0); performance.now() < stop; ) {
-        const begun = performance.now();
-        run(given);
-        best = Math.min(best, performance.now() - begun);
-      }
-      printed.push({ milliseconds: best });
-    } catch (error) {
-      printed.push({ error: `${error.name}: ${error.message}` });
-    }
-  }
-  console.log(JSON.stringify(printed));
+  console.log(JSON.stringify(results(await load(readFileSync(here(module))), calls, seconds)));
 }
 
 await (job.image ? image(job.image) : calls(job.calls));

@@ -55,7 +55,9 @@ TABLE: tuple[Row, ...] = (
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels", 3),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly
-    Row(r"test_wasm.py::test_(kernels|modules|maps|sums|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
+    Row(r"test_wasm.py::test_(kernels|exports)_give", "slow", "the table of cases is in tests/browser too", 8),
+    Row(r"test_wasm.py::test_(cases|files|errors|multiply|what_is)", "fast", "no Node.js"),
+    Row(r"test_wasm.py", "slow", "Node.js, and compiles kernels"),
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(r"test_special_targets.py::test_special_values", "slow", "compiles kernels", 8),

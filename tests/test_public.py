@@ -97,8 +97,8 @@ SIGNATURES = {
     f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
     "return_weights=False, observe=(), engine=None)",
     "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, chunk=128, layout='bhnd')",
-    "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, statistics=(), maps=False, "
-    "relaxed=False)",
+    "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, bias=False, sink=False, "
+    "dropout=False, array_mask=False, statistics=(), maps=False, relaxed=False)",
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",

@@ -22,13 +22,14 @@ function head(): { weights: ComputedWeights; scores: number[][]; v: Float32Array
   const stored = {
     ...{ n_q: N_Q, n_k: N_K, d: D, dtype: "f32" as const, q: base64(q), k: base64(k), v: base64(v), d_v: D_V },
     ...{ lse: base64(Float32Array.from(lse)), scale: SCALE, causal: true, offset: OFFSET, sink: false, no_values: "" },
+    ...{ mask: "causal()", score: "" },
   };
   return { weights: new ComputedWeights(stored, arraysOf(stored)), scores, v };
 }
 
-describe("matrices of a saved head", () => {
+describe("matrices of a saved head", async () => {
   const { weights, scores, v } = head();
-  const all = matricesOf(weights);
+  const all = await matricesOf(weights);
   const named = (name: string): (number | null)[][] => all.find((one) => one.name === name)!.values;
 
   it("are the steps, by their names and sizes", () => {
@@ -59,8 +60,8 @@ describe("matrices of a saved head", () => {
     });
   });
 
-  it("have rows of scores before and after the mask", () => {
-    const row = scoresOf(weights, 1);
+  it("have rows of scores before and after the mask", async () => {
+    const row = await scoresOf(weights, 1);
     expect(row.length).toBe(3 * N_K);
     for (let j = 0; j < N_K; j++) {
       expect(row[j]).toBeCloseTo(named("scaled")[1][j]!, 4);

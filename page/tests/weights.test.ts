@@ -33,6 +33,8 @@ function head(): { stored: object; weights: number[][]; v: Float32Array } {
     lse: base64(Float32Array.from(lse)),
     scale: 0.5,
     causal: true,
+    mask: "causal()",
+    score: "",
     offset,
     sink: false,
     no_values: "",
@@ -126,7 +128,7 @@ describe("a saved page", () => {
     });
     const hidden = await stages(stored, 1, 8);
     expect([hidden.get("mask")?.value, hidden.get("softmax weight")?.value]).toEqual([null, 0]);
-    expect(hidden.get("mask")?.text).toContain("is hidden");
+    expect(hidden.get("mask")?.text).toMatch(/is hidden: .* by the mask causal\(\)$/);
     const without = await stages({ ...stored, v: undefined, no_values: "a capture keeps none" }, 4, 5);
     expect(without.get("weighted sum")).toMatchObject({ text: "not shown: a capture keeps none" });
     expect([without.get("weighted sum")?.values, without.has("value")]).toEqual([undefined, false]);
@@ -134,7 +136,7 @@ describe("a saved page", () => {
 
   it("says that it has no steps where rules are more than it knows", async () => {
     const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
-    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("shows steps and scores of heads without rules");
+    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("without its queries and keys");
     expect(file.note).toContain("half precision");
     expect(source.note).toBe("saved");
   });
@@ -146,7 +148,7 @@ describe("a saved page", () => {
     const row = new Float32Array((await of({ ruled: false }).numbers("api/s/row/0/0/3")).data);
     row.forEach((w, j) => (Number.isNaN(weights[3][j]) ? expect(w).toBeNaN() : expect(w).toBeCloseTo(weights[3][j], 5)));
     await expect(of({ ruled: true }).numbers("api/s/row/0/0/3")).rejects.toThrow("need WebAssembly, for its rules: ");
-    await expect(of({ ruled: true }).json("api/s/step/0/0/1/1")).rejects.toThrow("without rules other than causal");
+    await expect(of({ ruled: true }).json("api/s/step/0/0/1/1")).rejects.toThrow("need WebAssembly, for its rules: ");
   });
 
   it("says what it does not hold", async () => {

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import regard
-from in_node import forward, native, same
+import wasm_cases
+from in_node import decoded, encoded
 from regard.bench.cases import CASES
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web"
 POLICY = "default-src 'none'; script-src 'self'{}; connect-src 'self'"
@@ -35,41 +35,31 @@ LOAD = """async () => {
 }"""
 
 
-IMAGE = """async ([module, memory, job]) => {
-    const bytes = (text) => Uint8Array.from(atob(text), (x) => x.charCodeAt(0));
-    const { instance: { exports } } = await WebAssembly.instantiate(bytes(module), {});
-    const image = bytes(memory);
-    const more = Math.ceil((job.start + image.length - exports.memory.buffer.byteLength) / 65536);
-    if (more > 0) exports.memory.grow(more);
-    new Uint8Array(exports.memory.buffer).set(image, job.start);
-    for (const fields of job.launches) {
-        new BigInt64Array(exports.memory.buffer)[job.taken / 8] = 0n;
-        exports.forward(fields);
-    }
-    let found = "";
-    for (const byte of new Uint8Array(exports.memory.buffer, job.from, job.to - job.from)) {
-        found += String.fromCharCode(byte);
-    }
-    return btoa(found);
+EXPORTED = """async ([script, loader, module, calls]) => {
+    const modules = [script, loader].map((text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" })));
+    const [{ results, bytes }, { load }] = await Promise.all(modules.map((url) => import(url)));
+    return results(await load(bytes(module)), calls);
 }"""
 
 
-def test_kernels_give_the_bits_of_the_baseline_in_chromium(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole table of cases in one tab; tests/engines/cpu/test_wasm.py has it in Node.js."""
+def test_exports_give_the_bits_of_the_baseline_in_chromium(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The table of cases in one tab: outputs, statistics, sums over queries, and maps of a head."""
     if not targets()["baseline"].runs:
         pytest.skip("the baseline target is one of x86-64")
     monkeypatch.setenv("REGARD_CPU", "baseline")
     context = browser.new_context()
     tab = context.new_page()
-
-    def launched(module: bytes, memory: bytes, job: dict[str, Any]) -> bytes:
-        text = tab.evaluate(IMAGE, [b64encode(module).decode(), b64encode(memory).decode(), job])
-        return b64decode(text)
-
+    script = (Path(__file__).parents[1] / "exported_calls.mjs").read_text("utf-8")
     for case in CASES:
-        q, k, v, options = case.inputs(np.float32)
-        p = problem_from(q, k, v, **options, observe=["lse", "entropy", "max"])
-        same(forward(p, launched), native(p))
+        if case.name in wasm_cases.REFUSED:
+            continue
+        p = wasm_cases.problem_of(case)
+        path = regard.export_wasm(tmp_path / "case", **wasm_cases.export_options(p))
+        module, loader = b64encode(path.read_bytes()).decode(), path.with_suffix(".js").read_text("utf-8")
+        given = [script, loader, module, encoded(wasm_cases.calls_of(p))]
+        wasm_cases.check(p, decoded(tab.evaluate(EXPORTED, given)))
     context.close()
 
 

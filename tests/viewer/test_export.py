@@ -126,9 +126,19 @@ def test_layers_with_rules_have_a_module() -> None:
     data = exported(arrays(Q, K, V, mask=regard.window(40, 10), score=regard.alibi([0.5, 0.1])))
     assert [kept["module"] for kept in data["exact"].values()] == [0, 0]
     assert [(kept["ruled"], kept["b"], kept["h"]) for kept in data["exact"].values()] == [(True, 0, 0), (True, 0, 1)]
+    rules = {(kept["mask"], kept["score"]) for kept in data["exact"].values()}
+    assert rules == {("window(40, 10)", "alibi(array of shape (2,))")}
     (module,) = map(b64decode, data["modules"])
     assert module.startswith(b"\0asm")
     assert not [path for path in data["answers"] if "/tile/" in path]
+
+
+def test_a_layer_is_asked_for_its_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(export, "module_of", lambda layer: asked.append(layer))
+    scene = arrays(Q, K, V, causal=True)
+    exported(scene)
+    assert asked == list(scene.layers)
 
 
 def test_without_a_compiler_rules_have_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +170,8 @@ def test_without_values_it_is_said_why() -> None:
 def test_numbers_are_halved_before_a_file_is_refused() -> None:
     scene = arrays(Q, K, V, causal=True)
     assert exported(scene)["exact"]["arrays/0/0"]["dtype"] == "f32"
-    small = exported(scene, limit=export._size(scene, 4) - 1)["exact"]["arrays/0/0"]
+    size = export.SavedLayer(scene.layers[0], None).size(4)
+    small = exported(scene, limit=size - 1)["exact"]["arrays/0/0"]
     assert small["dtype"] == "f16"
     np.testing.assert_array_equal(np.frombuffer(b64decode(small["q"]), "<f2").reshape(300, 8), Q[0].astype(np.float16))
     with pytest.raises(ValueError, match=r"at most 0 MiB of numbers; 2 heads over 300 queries and 300 keys"):

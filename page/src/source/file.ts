@@ -19,7 +19,7 @@ export interface StoredData {
 }
 
 const NO_STEPS =
-  "A saved page shows steps and scores of heads without rules other than causal: those of this one are shown by `regard look`.";
+  "The file holds the weights of this head without its queries and keys: its steps and scores are shown by `regard look`.";
 
 /** Keys of one token that are told for each head. */
 const LOOKED_AT = 3;
@@ -56,14 +56,10 @@ export class FileSource implements Source {
     if (typed !== undefined) return typed;
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
     if (what === "step") {
-      const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (isPlain(weights)) return { stages: stagesOf(weights, Number(i), Number(j)) };
-      throw new Refused(NO_STEPS, 404);
+      return { stages: await stagesOf(this.steps(`${scene}/${layer}/${head}`), Number(i), Number(j)) };
     }
     if (what === "matrices") {
-      const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (isPlain(weights)) return { matrices: matricesOf(weights) };
-      throw new Refused(NO_STEPS, 404);
+      return { matrices: await matricesOf(this.steps(`${scene}/${layer}/${head}`)) };
     }
     throw absent();
   }
@@ -95,10 +91,11 @@ export class FileSource implements Source {
     if (what === "row") return (await weights.block(first, first + 1, 0, n_k)).buffer as ArrayBuffer;
     if (what === "column") return (await weights.block(0, n_q, first, first + 1)).buffer as ArrayBuffer;
     if (what === "dots") {
-      if (!(weights instanceof ComputedWeights)) throw new Refused(NO_STEPS, 404);
-      return (await weights.dots(...range(options.get("rows")), ...range(options.get("cols")))).buffer as ArrayBuffer;
+      const held = this.steps(`${scene}/${layer}/${head}`);
+      return (await held.dots(...range(options.get("rows")), ...range(options.get("cols")))).buffer as ArrayBuffer;
     }
-    if (what === "scores" && isPlain(weights)) return scoresOf(weights, first).buffer as ArrayBuffer;
+    if (what === "scores")
+      return (await scoresOf(this.steps(`${scene}/${layer}/${head}`), first)).buffer as ArrayBuffer;
     if (what === "norms") return normsOf(weights);
     if (what === "values") {
       const [r0, r1] = range(options.get("rows"));
@@ -154,6 +151,13 @@ export class FileSource implements Source {
     return made;
   }
 
+  /** The weights of a head whose queries and keys are here. Throws Refused for another. */
+  private steps(name: string): ComputedWeights {
+    const weights = this.weights(name);
+    if (weights instanceof ComputedWeights) return weights;
+    throw new Refused(NO_STEPS, 404);
+  }
+
   private computed(name: string, stored: StoredHead): Weights {
     const arrays = arraysOf(stored);
     if (stored.module === undefined) return new ComputedWeights(stored, arrays);
@@ -186,11 +190,6 @@ function typedIn({ answers, model }: StoredData): TypedTexts | null {
   const profiles = Object.entries(of("profiles/0/0") as Record<string, Profile>);
   const labels = Object.fromEntries(profiles.map(([name, { label }]) => [name, label]));
   return new TypedTexts(model, given, of("heads") as Heads, answers["api/words"] as Words, labels);
-}
-
-/** Whether scores and steps follow from queries and keys that the file holds. */
-function isPlain(weights: Weights): weights is ComputedWeights {
-  return weights instanceof ComputedWeights && weights.plain;
 }
 
 function range(text: string | null): [number, number] {

@@ -1,12 +1,18 @@
 /** The kernels that a saved file holds, one module for each set of rules. */
 
-import type { HeadCall, MapsResult } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import type { MapsResult, ScoresResult, WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 import { bytesOf } from "../numbers/base64";
 import type { Answered, Order, Reply } from "./kernels.worker";
 import KernelWorker from "./kernels.worker?worker&inline";
 
+/** What kernels compute: maps by edges of bins, and scores of a range of queries and one of keys. */
+export interface Computed {
+  maps: MapsResult;
+  scores: ScoresResult;
+}
+
 export class Kernels {
-  /** Why the last maps could not be computed. */
+  /** Why the last question was not answered. */
   missing = "";
   private lost = false;
   private worker: Worker | null = null;
@@ -17,17 +23,31 @@ export class Kernels {
   /** modules: in base64. */
   constructor(private readonly modules: readonly string[]) {}
 
-  /** Maps of a head by bins of its queries and keys; null where they cannot be computed. */
-  async maps(name: string, module: number, head: () => HeadCall, rows: number[], cols: number[]): Promise<MapsResult | null> {
+  /** What is asked of some queries and keys of a head; null where it cannot be computed. */
+  async ask<What extends keyof Computed>(
+    what: What,
+    name: string,
+    module: number,
+    head: () => WeightsCall,
+    rows: number[],
+    cols: number[],
+  ): Promise<Computed[What] | null> {
     if (this.lost) return null;
-    const answered = await this.ask(name, module, head, rows, cols);
-    if (!("error" in answered)) return answered;
+    const answered = await this.answer(what, name, module, head, rows, cols);
+    if (!("error" in answered)) return answered as Computed[What];
     this.missing = answered.error;
     this.lost ||= answered.lost;
     return null;
   }
 
-  private ask(name: string, module: number, head: () => HeadCall, rows: number[], cols: number[]): Promise<Answered> {
+  private answer(
+    what: keyof Computed,
+    name: string,
+    module: number,
+    head: () => WeightsCall,
+    rows: number[],
+    cols: number[],
+  ): Promise<Answered> {
     return new Promise((resolve) => {
       const id = this.next++;
       this.waiting.set(id, resolve);
@@ -39,7 +59,7 @@ export class Kernels {
         }
         if (!this.sent.has(name)) this.send({ what: "head", head: name, module, call: head() });
         this.sent.add(name);
-        this.send({ what: "maps", id, head: name, rows, cols });
+        this.send({ what, id, head: name, rows, cols });
       } catch (error) {
         this.end(error instanceof Error ? error.message : String(error));
       }

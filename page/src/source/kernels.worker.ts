@@ -1,22 +1,31 @@
-/** Maps of weights by the kernels of the engine `cpu`, as WebAssembly, beside the page's own thread. */
+/** Maps and scores by the kernels of the engine `cpu`, as WebAssembly, beside the page's own thread. */
 
-import { load, type Attention, type HeadCall, type MapsResult } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import { load, type Attention, type MapsResult, type ScoresResult, type WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 
 /** A module, a head, or a question about one. */
 export type Order =
   | { what: "module"; module: number; bytes: ArrayBuffer }
-  | { what: "head"; head: string; module: number; call: HeadCall }
-  | { what: "maps"; id: number; head: string; rows: number[]; cols: number[] };
+  | { what: "head"; head: string; module: number; call: WeightsCall }
+  | Question;
 
-/** Maps, or why there are none; lost: there will be none of this module. */
-export type Answered = MapsResult | { error: string; lost: boolean };
+/** Maps by edges of bins, or the scores of a range of queries and one of keys. */
+interface Question {
+  what: "maps" | "scores";
+  id: number;
+  head: string;
+  rows: number[];
+  cols: number[];
+}
+
+/** What was asked for, or why there is nothing; lost: there will be nothing of this module. */
+export type Answered = MapsResult | ScoresResult | { error: string; lost: boolean };
 
 export type Reply = { id: number } & Answered;
 
 const modules = new Map<number, Promise<Attention>>();
-const heads = new Map<string, { module: number; call: HeadCall }>();
+const heads = new Map<string, { module: number; call: WeightsCall }>();
 
-async function found({ head, rows, cols }: { head: string; rows: number[]; cols: number[] }): Promise<Answered> {
+async function found({ what, head, rows, cols }: Question): Promise<Answered> {
   const { module, call } = heads.get(head)!;
   let attention: Attention;
   try {
@@ -25,7 +34,9 @@ async function found({ head, rows, cols }: { head: string; rows: number[]; cols:
     return { error: messageOf(error), lost: true };
   }
   try {
-    return attention.maps({ ...call, rows, cols });
+    if (what === "maps") return attention.maps({ ...call, rows, cols });
+    const { lse: _, ...scored } = call;
+    return attention.scores({ ...scored, rows: [rows[0], rows[1]], cols: [cols[0], cols[1]] });
   } catch (error) {
     return { error: messageOf(error), lost: false };
   }

@@ -5,8 +5,11 @@ import type { ComputedWeights } from "./weights";
 
 export const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
 
-export function matricesOf(weights: ComputedWeights): Matrix[] {
+export async function matricesOf(weights: ComputedWeights): Promise<Matrix[]> {
   const { n_q, n_k, d, scale, lse } = weights;
+  const { mask, score } = weights.head;
+  const { unmasked, masked } = await weights.scores(0, n_q, 0, n_k);
+  const P = (await weights.block(0, n_q, 0, n_k)).map((weight) => weight || 0); // NaN where it is hidden
   const made = (n: number, width: number, of: (r: number, c: number) => number): (number | null)[][] =>
     Array.from({ length: n }, (_, r) => Array.from({ length: width }, (__, c) => six(of(r, c))));
   const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
@@ -32,25 +35,25 @@ export function matricesOf(weights: ComputedWeights): Matrix[] {
     const formula = `S[i,j] = ${usual ? `R[i,j] / √${d}` : `${six(scale)} · R[i,j]`}`;
     matrices.push({ name: "scaled", ...scores, formula, values: made(n_q, n_k, (i, j) => scale * weights.dot(i, j)) });
   }
-  if (weights.head.causal) {
-    const values = made(n_q, n_k, (i, j) => (weights.sees(i, j) ? scale * weights.dot(i, j) : -Infinity));
-    matrices.push({ name: "masked", ...scores, formula: "S ← −∞ unless causal()", values });
-  }
+  const pairs = (x: Float32Array): (number | null)[][] => made(n_q, n_k, (i, j) => x[i * n_k + j]);
+  if (score) matrices.push({ name: "score", ...scores, formula: `S ← ${score}`, values: pairs(unmasked) });
+  if (mask) matrices.push({ name: "masked", ...scores, formula: `S ← −∞ unless ${mask}`, values: pairs(masked) });
+  const total = weights.head.sink ? "(Σ_j exp S[i,j] + exp sink)" : "Σ_j exp S[i,j]";
   matrices.push(
-    { name: "lse", symbol: "lse", tensor: "lse[i]", formula: "lse[i] = log Σ_j exp S[i,j]", values: made(n_q, 1, (i) => lse[i]) },
+    { name: "lse", symbol: "lse", tensor: "lse[i]", formula: `lse[i] = log ${total}`, values: made(n_q, 1, (i) => lse[i]) },
     {
       name: "softmax",
       symbol: "P",
       tensor: "P[i,j]",
       formula: "P[i,j] = exp(S[i,j] − lse[i])",
-      values: made(n_q, n_k, (i, j) => weights.weight(i, j) || 0),
+      values: pairs(P),
     },
   );
   if (held) {
     const { v, d_v } = held;
     const out = (i: number, b: number): number => {
       let sum = 0;
-      for (let j = 0; j < n_k; j++) sum += (weights.weight(i, j) || 0) * v[j * d_v + b];
+      for (let j = 0; j < n_k; j++) sum += P[i * n_k + j] * v[j * d_v + b];
       return sum;
     };
     const formula = "O[i,b] = P[i,j] V[j,b]";
@@ -60,13 +63,9 @@ export function matricesOf(weights: ComputedWeights): Matrix[] {
 }
 
 /** Scores of query i before and after the mask, and its weights: three rows of n_k. */
-export function scoresOf(weights: ComputedWeights, i: number): Float32Array {
-  const { n_k, scale } = weights;
-  return Float32Array.from({ length: 3 * n_k }, (_, at) => {
-    const j = at % n_k;
-    const score = scale * weights.dot(i, j);
-    if (at < n_k) return score;
-    if (at < 2 * n_k) return weights.sees(i, j) ? score : -Infinity;
-    return weights.sees(i, j) ? weights.weight(i, j) : 0;
-  });
+export async function scoresOf(weights: ComputedWeights, i: number): Promise<Float32Array> {
+  const { n_k } = weights;
+  const { unmasked, masked } = await weights.scores(i, i + 1, 0, n_k);
+  const row = await weights.block(i, i + 1, 0, n_k);
+  return Float32Array.from([...unmasked, ...masked, ...row.map((weight) => weight || 0)]);
 }

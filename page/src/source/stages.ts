@@ -7,19 +7,22 @@ const SHOWN = 256;
 
 const six = (x: number): string => String(Number(x.toPrecision(6)));
 
-export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[] {
+const finite = (x: number): number | null => (Number.isFinite(x) ? x : null);
+
+export async function stagesOf(weights: ComputedWeights, i: number, j: number): Promise<Stage[]> {
   const { q, k, d, n_k, scale, lse } = weights;
-  const { sink, no_values } = weights.head;
+  const { mask, score, sink, no_values } = weights.head;
+  const { unmasked, masked } = await weights.scores(i, i + 1, 0, n_k);
+  const row = await weights.block(i, i + 1, 0, n_k); // NaN where it is hidden
   const s = `s_{${i},${j}}`;
   const features = (name: string, formula: string, text: string, n: number, of: (a: number) => number): Stage => {
     const shown = Array.from({ length: Math.min(n, SHOWN) }, (_, a) => a);
     return { name, formula, text, values: shown.map(of), labels: shown.map(String) };
   };
   const product = (a: number): number => q[i * d + a] * k[j * d + a];
-  const sees = weights.sees(i, j);
-  const weight = sees ? weights.weight(i, j) : 0;
-  let seen = 0;
-  for (let key = 0; key < n_k; key++) seen += Number(weights.sees(i, key));
+  const sees = masked[j] !== -Infinity;
+  const weight = row[j] || 0;
+  const seen = masked.reduce((count, x) => count + Number(x !== -Infinity), 0);
   const factor = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6 ? `\\frac{1}{\\sqrt{${d}}}` : six(scale);
   const stages = [
     features("query", `q_{${i}}`, `the query of row ${i}: ${d} features`, d, (a) => q[i * d + a]),
@@ -37,13 +40,16 @@ export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[
       text: `times ${six(scale)}`,
       value: scale * weights.dot(i, j),
     },
-    ...(weights.head.causal || !sees
+    ...(score
+      ? [{ name: "rules", formula: `${s}\\leftarrow f(${s},${i},${j})`, text: `the score rule ${score}`, value: finite(unmasked[j]) }]
+      : []),
+    ...(mask || score || sink || !sees
       ? [
           {
             name: "mask",
             formula: sees ? s : `${s}\\leftarrow-\\infty`,
-            text: `key ${j} ${sees ? "is seen" : "is hidden: its score becomes minus infinity, its weight 0"}`,
-            value: sees ? scale * weights.dot(i, j) : null,
+            text: `key ${j} ${sees ? "is seen" : `is hidden: its score becomes minus infinity, its weight 0${mask && ` by the mask ${mask}`}`}`,
+            value: finite(masked[j]),
           },
         ]
       : []),
@@ -53,7 +59,7 @@ export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[
       text: Number.isFinite(lse[i])
         ? `over the ${seen} keys that row ${i} sees${sink ? ", and the sink" : ""}`
         : `row ${i} sees no key: minus infinity`,
-      value: lse[i],
+      value: finite(lse[i]),
     },
     {
       name: "softmax weight",
@@ -68,7 +74,7 @@ export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[
   const { v, d_v } = held;
   const out = new Float64Array(d_v);
   for (let key = 0; key < n_k; key++) {
-    const share = weights.weight(i, key); // NaN where it is hidden
+    const share = row[key];
     if (share > 0) for (let b = 0; b < d_v; b++) out[b] += share * v[key * d_v + b];
   }
   return [

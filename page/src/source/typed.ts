@@ -82,7 +82,7 @@ export class TypedTexts {
     const [layer, head] = rest.map(Number);
     if (what === "ablations") return this.ablations(id, options.get("how") ?? "zero");
     if (what === "ablation") return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
-    if (what === "matrices") return { matrices: this.matrices(this.runOf(id), layer, head) };
+    if (what === "matrices") return { matrices: await this.matrices(this.runOf(id), layer, head) };
     const run = this.runs.get(id);
     if (!run || id === this.given.id) return undefined;
     if (what === "tokens") {
@@ -122,8 +122,9 @@ export class TypedTexts {
     const { d } = this.model;
     const n = ids.length;
     const about = { n_q: n, n_k: n, d, d_v: d, scale: trace.scale, causal: trace.causal, offset: 0 };
+    const rules = { mask: trace.causal ? "causal()" : "", score: "" };
     const weights = trace.layers.map(({ heads }) =>
-      heads.map((arrays) => new ComputedWeights({ ...about, sink: false, no_values: "" }, arrays)),
+      heads.map((arrays) => new ComputedWeights({ ...about, ...rules, sink: false, no_values: "" }, arrays)),
     );
     const run = { scene: given ?? this.described(id, settings, trace), trace, weights, summaries: null };
     this.runs.set(id, run);
@@ -192,7 +193,7 @@ export class TypedTexts {
     return { ...pyramid, levels, maximum: { mass, max: Array<number>(levels).fill(top) }, done: 1 };
   }
 
-  private matrices(run: Run, layer: number, head: number): Matrix[] {
+  private async matrices(run: Run, layer: number, head: number): Promise<Matrix[]> {
     const { model } = this;
     const { width, rotary } = model.config;
     const { d } = model;
@@ -224,7 +225,7 @@ export class TypedTexts {
       ...projected("Q", "i", "query", "projected queries", "q"),
       ...projected("K", "j", "key", "projected keys", "k"),
       { name: "value projection", symbol: "W_V", tensor: "W_V[c,b]", formula: "", values: table(w("v"), width, head * d, d) },
-      ...matricesOf(run.weights[layer][head]),
+      ...(await matricesOf(run.weights[layer][head])),
       {
         ...{ name: "heads side by side", symbol: "C", tensor: "C[i,e]", formula: "C = [O of head 0, O of head 1, …]" },
         values: table(joined, width),

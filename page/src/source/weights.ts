@@ -1,10 +1,10 @@
 /** Weights of one head computed in the page: any block of them, and what is summed over blocks. */
 
-import type { HeadCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import type { ScoresResult, WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 import { bytesOf } from "../numbers/base64";
 import { fromHalf, toHalf } from "../numbers/half";
 import { perPixel, tileBlock, type Pyramid } from "../numbers/levels";
-import type { Kernels } from "./kernels";
+import type { Computed, Kernels } from "./kernels";
 import { Refused } from "./source";
 
 export interface Shape {
@@ -21,7 +21,11 @@ export interface Weights extends Shape {
 export interface HeadAbout extends Shape {
   d: number;
   scale: number;
+  /** Whether it is causal, without other rules. */
   causal: boolean;
+  /** Its rules as text; empty where there are none. */
+  mask: string;
+  score: string;
   offset: number;
   /** Whether lse counts a sink. */
   sink: boolean;
@@ -100,9 +104,16 @@ export class ComputedWeights implements Weights {
     return out;
   }
 
-  /** Whether scores and steps follow from queries and keys alone. */
-  get plain(): boolean {
-    return !this.head.ruled;
+  /** Scores of queries [r0, r1) and keys [c0, c1), before and after the mask. */
+  async scores(r0: number, r1: number, c0: number, c1: number): Promise<ScoresResult> {
+    const unmasked = new Float32Array((r1 - r0) * (c1 - c0));
+    const masked = new Float32Array(unmasked.length);
+    for (let i = r0, at = 0; i < r1; i++)
+      for (let j = c0; j < c1; j++, at++) {
+        unmasked[at] = this.scale * this.dot(i, j);
+        masked[at] = this.sees(i, j) ? unmasked[at] : -Infinity;
+      }
+    return { unmasked, masked };
   }
 
   weight(i: number, j: number): number {
@@ -142,17 +153,30 @@ export class KernelWeights extends ComputedWeights {
 
   /** Null where no kernel can tell, and the head is plain. Throws Refused where it is not. */
   async pooled(rows: number[], cols: number[]): Promise<Pooled | null> {
+    const found = await this.asked("maps", rows, cols);
+    if (!found) return null;
+    const { mass, max, seen } = found;
+    seen.forEach((one, n) => one || (mass[n] = max[n] = NaN));
+    return { mass, max };
+  }
+
+  private async asked<What extends keyof Computed>(what: What, rows: number[], cols: number[]): Promise<Computed[What] | null> {
     const { q, k, lse, d, scale } = this;
     const { offset, b, h, module } = this.head;
-    const call = (): HeadCall => ({ q, k, lse, d, scale, offset, b, h });
-    const found = await this.kernels.maps(this.name, module as number, call, rows, cols);
-    if (found) {
-      const { mass, max, seen } = found;
-      seen.forEach((one, n) => one || (mass[n] = max[n] = NaN));
-      return { mass, max };
-    }
-    if (this.plain) return null;
+    const call = (): WeightsCall => ({ q, k, lse, d, scale, offset, b, h });
+    const found = await this.kernels.ask(what, this.name, module as number, call, rows, cols);
+    if (found || this.plain) return found;
     throw new Refused(`The weights of this head need WebAssembly, for its rules: ${this.kernels.missing}.`, 501);
+  }
+
+  /** Whether scores follow from queries and keys without its module. */
+  private get plain(): boolean {
+    return !this.head.ruled;
+  }
+
+  override async scores(r0: number, r1: number, c0: number, c1: number): Promise<ScoresResult> {
+    const found = this.plain ? null : await this.asked("scores", [r0, r1], [c0, c1]);
+    return found ?? super.scores(r0, r1, c0, c1);
   }
 
   override async block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
@@ -160,10 +184,10 @@ export class KernelWeights extends ComputedWeights {
   }
 
   override async dots(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
-    const found = await super.dots(r0, r1, c0, c1);
-    if (this.plain) return found;
-    const seen = await this.block(r0, r1, c0, c1);
-    return found.map((x, n) => (Number.isNaN(seen[n]) ? NaN : x));
+    if (this.plain) return super.dots(r0, r1, c0, c1);
+    const { masked } = await this.scores(r0, r1, c0, c1);
+    const width = c1 - c0;
+    return masked.map((s, n) => (s === -Infinity ? NaN : this.dot(r0 + Math.floor(n / width), c0 + (n % width))));
   }
 }
 

@@ -27,6 +27,10 @@ def export_wasm(
     causal: bool = False,
     window: int | None = None,
     score: ScoreLike = None,
+    bias: bool = False,
+    sink: bool = False,
+    dropout: bool = False,
+    array_mask: bool = False,
     statistics: Sequence[str | Statistic] = (),
     maps: bool = False,
     relaxed: bool = False,
@@ -42,15 +46,19 @@ def export_wasm(
 
     Without `relaxed` the bits are those of the engine "cpu" on a processor without FMA
     (`REGARD_CPU=baseline`), except for numbers below 2⁻¹²⁶, which that engine takes for 0.
+    Rules are compiled, with their tables. All else is given to each call. There are no derivatives.
 
     Args:
         path: NAME, or NAME.wasm. Existing files are replaced.
         mask, causal, score: as in `attention`; a mask that is a rule, not an array.
         window: the mask `regard.window(window)` in addition.
+        bias, sink, dropout: calls have a bias, a sink, or a share of dropout and a seed, with the
+            meaning that `attention` gives them.
+        array_mask: calls have a mask as an array, which must allow a pair, as the rule must.
         statistics: of "entropy", "max", "argmax", "visible", "received", "profile" and
             `regard.top(k)`, k ≤ 32, what the result holds in addition to out and lse.
-        maps: add `attention.maps` and `attention.weights`: weights of one head from q, k and lse,
-            by bins of queries and keys or one by one.
+        maps: add `attention.maps`, `attention.weights` and `attention.scores`: of one head from q
+            and k, by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster
             on some; results then differ between processors in their last bits.
 
@@ -83,15 +91,20 @@ def export_wasm(
     scores = checks.score(score)
     for name, x in (("mask", rule), ("score", scores)):
         if x is not None and x.dense:
-            raise ValueError(f"{name} must be a rule of the indices, which serves calls of any size, not an array")
+            hint = "; export with array_mask=True to give arrays to calls" if name == "mask" else ""
+            raise ValueError(f"{name} must be a rule of the indices, not an array{hint}")
         if x is not None and (x.tensors or lookups(x.node)):
             raise ValueError(f'{name} must read tables of NumPy arrays with bounds="clamp"')
     observe = checks.observe(statistics, "statistics")
     for s in observe:
         if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
+    flags = {"bias": bias, "sink": sink, "dropout": dropout, "array_mask": array_mask}
+    for name, given in flags.items():
+        if not isinstance(given, bool):
+            raise TypeError(f"{name} must be a bool, got {type_name(given)}: what it names is given to each call")
     options = {"relaxed": checks.boolean("relaxed", relaxed), "maps": checks.boolean("maps", maps)}
-    code = module(rule, scores, observe, **options)
+    code = module(rule, scores, observe, **options, takes=[name for name, given in flags.items() if given])
     target.write_bytes(code)
     for suffix, text in loader(target.stem).items():
         target.with_suffix(suffix).write_text(text, "utf-8")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import regard
+import wasm_cases
 from in_node import call, forward, in_folder, native, native_maps, same
 from regard.bench.cases import CASES, Case
 from regard.core.parts import part_of
@@ -17,6 +18,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets, webassembly
 from regard.engines.cpu.wasm.linking import linked
 from regard.ops.attention import problem_from
+from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OBSERVED = "lse", "entropy", "max", "argmax", regard.top(5)
@@ -34,6 +36,36 @@ def test_kernels_give_the_bits_of_the_baseline(case: Case, baseline: None, tmp_p
     q, k, v, options = case.inputs(np.float32)
     p = problem_from(q, k, v, **options, observe=["lse", "entropy", "max"])
     same(forward(p, in_folder(tmp_path)), native(p))
+
+
+@pytest.mark.parametrize("case", [x for x in CASES if x.name not in wasm_cases.REFUSED], ids=str)
+def test_exports_give_the_bits_of_the_baseline(case: Case, baseline: None, tmp_path: Path) -> None:
+    """Outputs, statistics, sums over queries, and maps of a head, by the module and its loader."""
+    p = wasm_cases.problem_of(case)
+    path = regard.export_wasm(tmp_path / "case", **wasm_cases.export_options(p))
+    wasm_cases.check(p, call(path, wasm_cases.calls_of(p)))
+
+
+@pytest.mark.parametrize("n_q", [1, 70])
+@pytest.mark.parametrize(("masks", "offsets"), [((1, 6), (320, 320)), ((1, 1), (100, 320)), ((2, 1), (320, 320))])
+def test_exports_find_the_tiles_of_array_masks(
+    n_q: int, masks: tuple[int, int], offsets: tuple[int, int], baseline: None, tmp_path: Path
+) -> None:
+    """Masks that differ by head, by offset, or by batch element: the first list of tiles lacks some of the next."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, h, n, 8), np.float32) for h, n in ((6, n_q), (2, 390), (2, 390)))
+    mask = rng.random((*masks, n_q, 390)) < 0.3
+    mask[0, 0, :, 128:256] &= masks == (1, 1)
+    p = problem_from(
+        q, k, v, mask=regard.causal() & mask, bias=rng.standard_normal((6, 1, 390), np.float32),
+        offset=np.array(offsets), observe=["lse", *wasm_cases.STATISTICS],
+    )  # fmt: skip
+    path = regard.export_wasm(tmp_path / "masks", **wasm_cases.export_options(p))
+    wasm_cases.check(p, call(path, wasm_cases.calls_of(p)))
+
+
+def test_cases_that_pages_cannot_call_are_there() -> None:
+    assert wasm_cases.REFUSED.keys() <= {case.name for case in CASES}
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -141,43 +173,159 @@ def test_relaxed_modules_agree(tmp_path: Path) -> None:
     np.testing.assert_allclose(got["out"], expected.reshape(-1), atol=1e-5)
 
 
-ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "no array": ({"q": [1, 2]}, "TypeError: q must be a Float32Array"),
-    "no d": ({"d": None}, "RangeError: d must be an integer from 1 to 1024, got null"),
-    "heads": ({"heads": 0}, "RangeError: heads must be an integer from 1 to 65536, got 0"),
-    "kvHeads": ({"heads": 6, "kvHeads": 4}, "RangeError: heads must be a multiple of kvHeads, got 6 and 4"),
-    "q": ({"d": 7}, "RangeError: q must hold a multiple of batch · heads · d = 14 numbers, got 80"),
-    "v": (
-        {"v": np.zeros(7)},
-        "RangeError: v must hold a multiple of batch · kvHeads · keys = 10 numbers, got 7",
-    ),
-    "offset": ({"offset": 0.5}, "RangeError: offset must be an integer of at most 1048576, got 0.5"),
-    "scale": ({"scale": 1e300}, "RangeError: scale must be finite in float32, got 1e+300"),
-    "bias": (
-        {"bias": np.zeros(4)},
-        "TypeError: a call takes q, k, v, d, dV, heads, kvHeads, batch, scale, offset, and no bias",
-    ),
-    "edges": ({"rows": [0, 3, 2], "cols": [0, 5]}, "Error: this module has no maps: it was exported without maps=True"),
-    "too long": (
-        {"k": np.zeros(9 * 8 * 2), "v": np.zeros(9 * 8 * 2)},
-        "RangeError: ids of documents covers i from 0 to 7, but this call has 8",
-    ),
+x = np.zeros((2, 5, 8))
+PLAIN = "q, k, d, scale, offset, v, dV, heads, kvHeads, batch"
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "causal", "curved score", "score that hides", "alibi", "bias", "mask and rule"]
+)
+def test_scores_are_those_of_the_specification(name: str, tmp_path: Path) -> None:
+    p = wasm_cases.problem_of(next(x for x in CASES if x.name == name))
+    path = regard.export_wasm(tmp_path / "scores", **wasm_cases.export_options(p))
+    b, h, (i, k) = p.batch - 1, p.heads - 1, ((3, 20), (2, 19))
+    given = wasm_cases.head_call(p, b, h, np.zeros(0))
+    given.pop("lse")
+    (got,) = call(path, [{**given, "rows": [i[0], i[1]], "cols": [k[0], k[1]]}])
+    assert "error" not in got, got["error"]
+    with np.errstate(all="ignore"):
+        one = part_of(p, b, h)
+        found = specification.terms(one)
+        scores = found.T
+        if one.score_node is not None:
+            indices = specification.indices_of(one, np.float64, scores)
+            scores = specification.evaluate_one(one.score_node, indices, scores.shape)
+        if one.bias is not None:
+            scores = scores + specification.dense(one, one.bias)
+    for name, x in (("masked", found.S), ("unmasked", scores)):
+        wanted = np.broadcast_to(x[0, 0], (p.n_q, p.n_k))[slice(*i), slice(*k)]
+        np.testing.assert_allclose(got[name], wanted.reshape(-1), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+ERRORS: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
+    "documents": {
+        "no array": ({"q": [1, 2]}, "TypeError: q must be a Float32Array, got Array"),
+        "no d": ({"d": None}, "RangeError: d must be an integer from 1 to 1024, got null"),
+        "heads": ({"heads": 0}, "RangeError: heads must be an integer from 1 to 65536, got 0"),
+        "text": ({"heads": "2"}, 'RangeError: heads must be an integer from 1 to 65536, got "2"'),
+        "kvHeads": ({"heads": 6, "kvHeads": 4}, "RangeError: heads must be a multiple of kvHeads, got 6 and 4"),
+        "q": ({"d": 7}, "RangeError: q must hold a multiple of batch · heads · d = 14 numbers, got 80"),
+        "v": (
+            {"v": np.zeros(7)},
+            "RangeError: v must hold a multiple of batch · kvHeads · keys = 10 numbers, got 7",
+        ),
+        "offset": ({"offset": 0.5}, "RangeError: offset must be an integer of at most 1048576, got 0.5"),
+        "offsets": (
+            {"offset": np.array([1, 2])},
+            "RangeError: offset must be one integer, or one for each of 1 batch elements, got 2",
+        ),
+        "scale": ({"scale": 1e300}, "RangeError: scale must be finite in float32, got 1e+300"),
+        "bias": (
+            {"bias": {"data": np.zeros(5), "shape": [5]}},
+            "TypeError: this module takes no bias: it was exported without bias=True",
+        ),
+        "mask": ({"mask": 1}, "TypeError: this module takes no mask: it was exported without array_mask=True"),
+        "seed": ({"seed": 1}, "TypeError: this module takes no seed: it was exported without dropout=True"),
+        "unknown": ({"stride": 4}, f"TypeError: a call takes {PLAIN}, and no stride"),
+        "edges": (
+            {"rows": [0, 3, 2], "cols": [0, 5]},
+            "Error: this module has no maps: it was exported without maps=True",
+        ),
+        "too long": (
+            {"k": np.zeros(9 * 8 * 2), "v": np.zeros(9 * 8 * 2)},
+            "RangeError: ids of documents covers i from 0 to 7, but this call has 8",
+        ),
+    },
+    "operands": {
+        "no bias": (
+            {"bias": None},
+            "TypeError: bias must be { data: Float32Array, shape: number[] }, got null",
+        ),
+        "no shape": (
+            {"bias": np.zeros(5)},
+            "TypeError: bias must be { data: Float32Array, shape: number[] }, got Float32Array",
+        ),
+        "shape": (
+            {"bias": {"data": np.zeros(8), "shape": [4, 2]}},
+            "RangeError: shape of bias must broadcast to (1, 2, 5, 5), got (4, 2)",
+        ),
+        "axes": (
+            {"bias": {"data": np.zeros(1), "shape": [1, 1, 1, 1, 1]}},
+            "RangeError: shape of bias must broadcast to (1, 2, 5, 5), got (1, 1, 1, 1, 1)",
+        ),
+        "length": (
+            {"bias": {"data": np.zeros(4), "shape": [5]}},
+            "RangeError: bias must hold 5 numbers, as its shape says, got 4",
+        ),
+        "kind of mask": (
+            {"mask": {"data": np.zeros(5), "shape": [5]}},
+            "TypeError: mask must be { data: Uint8Array, shape: number[] }, got Object",
+        ),
+        "mask": (
+            {"mask": {"data": np.full(5, 2, np.uint8), "shape": [5]}},
+            "RangeError: mask must hold 0 and 1",
+        ),
+        "sink": ({"sink": np.zeros(3)}, "RangeError: sink must hold one number, or one for each of 2 heads, got 3"),
+        "dropout": ({"dropout": 1}, "RangeError: dropout must be a number in [0, 1), got 1"),
+        "no seed": (
+            {"dropout": 0.5},
+            "RangeError: dropout 0.5 needs a seed: the same seed drops the same weights everywhere",
+        ),
+        "seed": (
+            {"seed": -1},
+            "RangeError: seed must be an integer in [0, 2^64), a BigInt from 2^53 on, got -1",
+        ),
+        "large seed": (
+            {"seed": 2**64},
+            f"RangeError: seed must be an integer in [0, 2^64), a BigInt from 2^53 on, got {2**64}",
+        ),
+        "sink of maps": (
+            {"rows": [0, 5], "cols": [0, 5], "lse": np.zeros(5)},
+            "TypeError: a call takes q, k, d, scale, offset, b, h, lse, rows, cols, bias, mask, and no v",
+        ),
+    },
 }
+OPERANDS = {"bias": True, "sink": True, "dropout": True, "array_mask": True, "maps": True}
 
 
-def test_what_the_loader_refuses(tmp_path: Path) -> None:
-    path = regard.export_wasm(tmp_path / "documents", mask=regard.documents(np.zeros(8, int)))
-    x = np.zeros((2, 5, 8))
-    given: dict[str, Any] = {"q": x, "k": x, "v": x, "heads": 2, "d": 8}
-    found = call(path, [{**given, **changed} for changed, _ in ERRORS.values()])
-    assert [x["error"] for x in found] == [message for _, message in ERRORS.values()]
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_the_loader_refuses(name: str, tmp_path: Path) -> None:
+    pairs = {"bias": {"data": np.zeros(5), "shape": [5]}, "mask": {"data": np.ones(1, np.uint8), "shape": []}}
+    options, more = {
+        "documents": ({"mask": regard.documents(np.zeros(8, int))}, {}),
+        "operands": (OPERANDS, {**pairs, "sink": np.zeros(1)}),
+    }[name]
+    path = regard.export_wasm(tmp_path / name, **options)
+    given: dict[str, Any] = {"q": x, "k": x, "v": x, "heads": 2, "d": 8, **more}
+    found = call(path, [{**given, **changed} for changed, _ in ERRORS[name].values()])
+    assert [x["error"] for x in found] == [message for _, message in ERRORS[name].values()]
     assert "error" not in call(path, [given])[0]
+
+
+def test_what_the_loader_refuses_of_a_head(tmp_path: Path) -> None:
+    path = regard.export_wasm(tmp_path / "head", maps=True)
+    given = {"q": x[0], "k": x[0], "lse": np.zeros(5), "d": 8, "rows": [0, 5], "cols": [0, 5]}
+    wrong: dict[str, dict[str, Any]] = {
+        "TypeError: lse must be a Float32Array, got Array": {"lse": [1, 2]},
+        "RangeError: lse must have a number for each of 5 queries, got 4": {"lse": np.zeros(4)},
+        "RangeError: rows must be two or more rising integers from 0 to 5": {"rows": [0, 6]},
+        "RangeError: h must be an integer from 0 to 65535, got -1": {"h": -1},
+        "TypeError: this module takes no bias: it was exported without bias=True": {"bias": 1},
+    }
+    found = call(path, [{**given, **changed} for changed in wrong.values()])
+    assert [x["error"] for x in found] == list(wrong)
+    given.pop("lse")
+    (found_scores,) = call(path, [{**given, "rows": [0, 2, 5]}])
+    assert found_scores["error"] == "RangeError: rows must be two rising integers from 0 to 5"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": np.ones((3, 3), bool)}, "mask must be a rule of the indices, .* not an array"),
+        (
+            {"mask": np.ones((3, 3), bool)},
+            "mask must be a rule .*; export with array_mask=True to give arrays to calls",
+        ),
         ({"score": lambda s, b, h, i, j: s + np.sin(i)}, "WebAssembly has no C library, which sinf would come from"),
         ({"mask": lambda b, h, i, j: regard.table([1, 2], bounds="raise")[j] > 1}, 'tables .* with bounds="clamp"'),
         ({"statistics": ["normalized_entropy"]}, "statistics may be 'lse', 'entropy', .* got 'normalized_entropy'"),
@@ -198,6 +346,15 @@ def test_what_is_not_exported(options: dict[str, Any], message: str, tmp_path: P
         ("nowhere/x", {}, FileNotFoundError, "^path must be in a folder that exists, got 'nowhere/x'$"),
         ("x", {"window": 2.5}, TypeError, "^left of window must be an integer"),
         ("x", {"relaxed": 1}, TypeError, "^relaxed must be a bool"),
+        (
+            "x",
+            {"bias": np.zeros(3)},
+            TypeError,
+            "^bias must be a bool, got .*ndarray: what it names is given",
+        ),
+        ("x", {"sink": 0.5}, TypeError, "^sink must be a bool"),
+        ("x", {"dropout": 0.1}, TypeError, "^dropout must be a bool"),
+        ("x", {"array_mask": 1}, TypeError, "^array_mask must be a bool"),
         ("x", {"statistics": "lse"}, TypeError, "^statistics must be a sequence of statistics, got 'lse'"),
         ("x", {"statistics": ["loss"]}, ValueError, "^statistics: unknown statistic 'loss'"),
     ],

@@ -8,6 +8,8 @@ the tiles of the exact level instead.
 import json
 import re
 from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from html import escape
@@ -23,7 +25,7 @@ from regard.rules import Mask, Score
 from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
-from regard.viewer.scene.scenes import Array, Scene, SceneLayer
+from regard.viewer.scene.scenes import Array, SceneLayer
 from regard.viewer.scene.sources import ABOUT_MODEL
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import MOST_TOKENS, Answers
@@ -53,8 +55,9 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
     Raises ValueError, before any work, if what it needs is more than `limit` bytes.
     """
     scene = answers.scenes[name]
-    half = _size(scene, 4) > limit
-    size = _size(scene, 2 if half else 4)
+    layers = [SavedLayer(layer, module_of(layer)) for layer in scene.layers]
+    half = sum(x.size(4) for x in layers) > limit
+    size = sum(x.size(2 if half else 4) for x in layers)
     if size > limit:
         p = scene.layers[0].problem
         heads = sum(layer.heads for layer in scene.layers)
@@ -62,10 +65,10 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
             f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries and "
             f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
         )
-    modules = list(dict.fromkeys(x for x in map(module_of, scene.layers) if x is not None))
+    modules = list(dict.fromkeys(x.module for x in layers if x.module is not None))
     data: dict[str, Any] = {
-        "answers": _answers(answers, name, editable=model is not None),
-        "exact": _exact(answers, name, np.float16 if half else np.float32, modules),
+        "answers": _answers(answers, name, layers, editable=model is not None),
+        "exact": _exact(answers, name, layers, np.float16 if half else np.float32, modules),
         "modules": [b64encode(x).decode("ascii") for x in modules],
     }
     if model is not None:
@@ -118,58 +121,63 @@ def _module(mask: Mask | None, score: Score | None) -> bytes | None:
         return None
 
 
-def _size(scene: Scene, itemsize: int) -> int:
-    """Bytes of numbers in the file, about."""
-    total = 0
-    for layer in scene.layers:
-        p = layer.problem
-        levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), _levels(layer)
+@dataclass(frozen=True, eq=False)
+class SavedLayer:
+    """A layer in a file, with the module that computes its weights in the page, if there is one."""
+
+    layer: SceneLayer
+    module: bytes | None
+
+    @property
+    def computed(self) -> bool:
+        """True if the page computes weights of this layer from queries and keys."""
+        return self.layer.plain or self.module is not None
+
+    @property
+    def levels(self) -> tuple[range, tuple[str, ...]]:
+        """The levels whose tiles are embedded, and their kinds; the page computes others."""
+        levels = pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k)
+        if not self.computed:
+            return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
+        return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
+
+    @property
+    def tiles(self) -> list[str]:
+        """Paths of the tiles that are embedded."""
+        levels, (embedded, kinds) = pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k), self.levels
+        found = []
+        for level in embedded:
+            height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
+            found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
+        return found
+
+    def size(self, itemsize: int) -> int:
+        """Bytes of its numbers in the file, about."""
+        p = self.layer.problem
+        levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), self.levels
         cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
-        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
-        total += layer.heads * (2 * cells + (arrays if _computed(layer) else 0))
-    return total
+        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * self.layer.has_values)
+        return self.layer.heads * (2 * cells + (arrays if self.computed else 0))
 
 
-def _answers(answers: Answers, name: str, editable: bool) -> dict[str, Any]:
+def _answers(answers: Answers, name: str, layers: Sequence[SavedLayer], editable: bool) -> dict[str, Any]:
     scene = answers.scenes[name]
     paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
     for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
         for start in range(0, max(len(tokens), 1), MOST_TOKENS):
             paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
-    for number, layer in enumerate(scene.layers):
-        tiles = _tiles(layer)
-        for head in range(layer.heads):
+    for number, saved in enumerate(layers):
+        tiles, p = saved.tiles, saved.layer.problem
+        for head in range(saved.layer.heads):
             paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
             paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
-        if not editable or layer.problem.n_q * layer.problem.n_k > FEW:
+        if not editable or p.n_q * p.n_k > FEW:
             paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
     listed = answers.get("scenes").content
     assert isinstance(listed, dict)
     mine = [scene | {"editable": editable} for scene in listed["scenes"] if scene["id"] == name]
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
-
-
-def _computed(layer: SceneLayer) -> bool:
-    """Return True if the page computes weights of a layer from queries and keys."""
-    return layer.plain or module_of(layer) is not None
-
-
-def _levels(layer: SceneLayer) -> tuple[range, tuple[str, ...]]:
-    """Return the levels whose tiles are embedded, and their kinds; the page computes others."""
-    levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
-    if not _computed(layer):
-        return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
-    return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
-
-
-def _tiles(layer: SceneLayer) -> list[str]:
-    levels, (embedded, kinds) = pyramid.Levels(layer.problem.n_q, layer.problem.n_k), _levels(layer)
-    found = []
-    for level in embedded:
-        height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
-        found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
-    return found
 
 
 def _plain(answers: Answers, path: str) -> dict[str, Any]:
@@ -195,21 +203,25 @@ def rounded(x: Any) -> Any:
     return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
-def _exact(answers: Answers, name: str, dtype: Any, modules: list[bytes]) -> dict[str, Any]:
+def _exact(
+    answers: Answers, name: str, layers: Sequence[SavedLayer], dtype: Any, modules: Sequence[bytes]
+) -> dict[str, Any]:
     """Return queries, keys and lse of every head that the page can compute."""
     made = {}
-    for number, layer in enumerate(answers.scenes[name].layers):
-        if not _computed(layer):
+    for number, saved in enumerate(layers):
+        layer = saved.layer
+        if not saved.computed:
             continue
-        code = module_of(layer)
-        kernel = {} if code is None else {"module": modules.index(code), "ruled": not layer.plain}
+        kernel = {} if saved.module is None else {"module": modules.index(saved.module), "ruled": not layer.plain}
         for at in range(layer.heads):
             head = answers.head(name, number, at)
             p = head.problem
             made[f"{name}/{number}/{at}"] = {
                 "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
                 "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
-                "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
+                "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale,
+                "causal": layer.plain and p.mask is not None,
+                "mask": "" if p.mask is None else str(p.mask), "score": "" if p.score is None else str(p.score),
                 "offset": int(p.offset[0]), "b": p.origin[0], "h": p.origin[1], **kernel,
                 "sink": p.sink is not None, "no_values": layer.no_values,
             } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip

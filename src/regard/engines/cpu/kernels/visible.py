@@ -4,14 +4,16 @@ For callers that have no bounds of rules, such as a web page. It evaluates the m
 and for all heads together if the mask does not depend on them.
 """
 
+from functools import partial
+
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import Lowering, TileContext
-from regard.engines.cpu.language.types import BOOL, I64
+from regard.engines.cpu.language.types import BOOL, I8, I64
 from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 
-Queries = list[tuple[dict[str, Value], list[Value | None]]]
+Queries = list[tuple[Value, dict[str, Value], list[Value | None]]]
 FIELDS = ("b", "h", "i", "rows", "n_k", "keys", "tiles", "count")
 
 
@@ -19,7 +21,7 @@ class VisibleTilesKernel:
     """A kernel that appends a query block's tiles to `tiles`, and sets `count`.
 
     b, h: absolute indices. i: that of the first query. rows: queries, at most the lanes of a query block. n_k: keys,
-    which begin with j = 0.
+    which begin with j = 0. dense0, …: dense masks from the first query on, with the strides of their rows and keys.
     """
 
     def __init__(self, k: Kernel, spec: KernelSpec):
@@ -31,11 +33,11 @@ class VisibleTilesKernel:
         k, tiles = self.k, self.k.pointer("tiles", I64)
         leaves = {name: k.integer(name) for name in ("b", "h", "keys")}
         last = (k.integer("rows") - 1).to(self.spec.integer)
-        queries: Queries = []  # vectors of them: their leaves, and what follows from these
+        queries: Queries = []  # vectors of them: their rows, their leaves, and what follows from these
         for c in range(0, self.spec.lanes, self.W):
-            row = k.lane_numbers(self.spec.integer, self.W) + c
-            mine = {**leaves, "i": k.minimum(row, last) + k.integer("i").to(self.spec.integer)}
-            queries.append((mine, self.mask.prepare(TileContext(mine))))
+            row = k.minimum(k.lane_numbers(self.spec.integer, self.W) + c, last)
+            mine = {**leaves, "i": row + k.integer("i").to(self.spec.integer)}
+            queries.append((row.to(I64), mine, self.mask.prepare(TileContext(mine))))
         count = k.variable(k.whole(0))
         with k.loop((k.integer("n_k") + (KEYS - 1)) // KEYS) as tile:
             start = tile * KEYS
@@ -68,14 +70,21 @@ class VisibleTilesKernel:
         k = self.k
         some, every = (k.variable(k.constant(BOOL, x).spread(self.W)) for x in (False, True))
         with k.loop(k.minimum(start + PART, k.integer("n_k")), start=start) as j:
-            for leaves, prepared in queries:
-                (visible,) = self.mask.at(TileContext({**leaves, "j": j}), prepared)
+            for row, leaves, prepared in queries:
+                context = TileContext({**leaves, "j": j}, partial(self._dense, row, j))
+                (visible,) = self.mask.at(context, prepared)
                 some.value = some.value | visible.spread(self.W)
                 every.value = every.value & visible.spread(self.W)
         return some.value.any(), ~(~every.value).any()
+
+    def _dense(self, row: Value, j: Value, n: int) -> Value:
+        """Return the n-th dense mask of a vector of rows at one key."""
+        name, k = f"dense{n}", self.k
+        return k.pointer(name, I8).gather(row * k.integer(f"{name}_row") + j * k.integer(f"{name}_key")) != 0
 
 
 def fields_of(spec: KernelSpec) -> tuple[str, ...]:
     """Return the kernel's fields."""
     assert spec.mask is not None
-    return (*FIELDS, *spec.mask.fields)
+    dense = (f"dense{n}{part}" for n in range(spec.dense) for part in ("", "_row", "_key"))
+    return (*FIELDS, *dense, *spec.mask.fields)

@@ -1,5 +1,20 @@
+/** An array of any shape that broadcasts to (batch, heads, queries, keys), as in NumPy: aligned right, axes of 1 repeat. */
+export interface Pairs<Data> {
+  /** Row-major. */
+  data: Data;
+  shape: readonly number[];
+}
+
+/** What a call may give about pairs of a query and a key. Each is needed if the module was exported for it, else refused. */
+export interface PairOptions {
+  /** Added to scores; −∞ hides a pair. Of modules with bias=True. */
+  bias?: Pairs<Float32Array>;
+  /** 1 where a pair is visible, 0 where it is hidden, whatever the rule says. Of modules with array_mask=True. */
+  mask?: Pairs<Uint8Array>;
+}
+
 /** One call of attention. Arrays are row-major, heads before positions. */
-export interface AttentionCall {
+export interface AttentionCall extends PairOptions {
   /** (batch, heads, queries, d) */
   q: Float32Array;
   /** (batch, kvHeads, keys, d) */
@@ -18,8 +33,17 @@ export interface AttentionCall {
   batch?: number;
   /** Factor of the products of q and k. By default 1 / √d. */
   scale?: number;
-  /** Position of the first query, counted from the first key. By default the last query and the last key meet. */
-  offset?: number;
+  /**
+   * Position of the first query, counted from the first key; or one for each batch element. By default the last query
+   * and the last key meet.
+   */
+  offset?: number | ArrayLike<number>;
+  /** A logit that takes weight and gives no value, one for each head or one for all. Needed by modules with sink=True. */
+  sink?: Float32Array;
+  /** The share of weights that is dropped, in [0, 1); the others are scaled by 1 / (1 − dropout). By default 0. */
+  dropout?: number;
+  /** An integer in [0, 2⁶⁴) that decides which weights are dropped; a BigInt from 2⁵³ on. Needed if dropout is not 0. */
+  seed?: number | bigint;
 }
 
 /** Statistics are there if regard.export_wasm was given them. */
@@ -38,20 +62,21 @@ export interface AttentionResult {
   visible?: Int32Array;
   /** The sum of weights that a key receives, (batch, heads, keys). */
   received?: Float32Array;
-  /** The sum of weights by distance i − j, from offset − keys + 1 on, (batch, heads, queries + keys − 1). */
+  /**
+   * The sum of weights by distance i − j, from offset − keys + 1 on, (batch, heads, queries + keys − 1); empty where
+   * there are no pairs.
+   */
   profile?: Float32Array;
   /** The largest weights in falling order and their keys, (batch, heads, queries, k). */
   top?: { values: Float32Array; indices: Int32Array };
 }
 
-/** One head whose weights are wanted. */
-export interface HeadCall {
+/** One head. */
+export interface HeadCall extends PairOptions {
   /** (queries, d) */
   q: Float32Array;
   /** (keys, d) */
   k: Float32Array;
-  /** Of each query, as attention gives it. */
-  lse: Float32Array;
   d: number;
   scale?: number;
   offset?: number;
@@ -60,8 +85,14 @@ export interface HeadCall {
   h?: number;
 }
 
+/** One head whose weights are wanted. */
+export interface WeightsCall extends HeadCall {
+  /** Of each query, as attention gives it. */
+  lse: Float32Array;
+}
+
 /** A head, and edges of bins of its queries and keys: bin n is of [edges[n], edges[n + 1]). */
-export interface MapsCall extends HeadCall {
+export interface MapsCall extends WeightsCall {
   rows: ArrayLike<number>;
   cols: ArrayLike<number>;
 }
@@ -76,13 +107,29 @@ export interface MapsResult {
   seen: Uint8Array;
 }
 
+/** The queries [from, to) and the keys [from, to) of a head. */
+export interface Ranges {
+  rows: readonly [number, number];
+  cols: readonly [number, number];
+}
+
+/** Scores of pairs, row by row. */
+export interface ScoresResult {
+  /** What the score rule and the bias make of scale · q · k. */
+  unmasked: Float32Array;
+  /** The same, and −∞ where a mask hides the pair. */
+  masked: Float32Array;
+}
+
 /** The functions of a module. Each throws a TypeError or a RangeError for a call that makes no sense or does not fit. */
 export interface Attention {
   (call: AttentionCall): AttentionResult;
-  /** Maps of weights, of modules that were exported with maps=True. */
+  /** Maps of weights. Of modules that were exported with maps=True, as those below. */
   maps(call: MapsCall): MapsResult;
-  /** Weights of the queries [from, to) on the keys [from, to), row by row; 0 where a pair is hidden. */
-  weights(call: HeadCall & { rows: [number, number]; cols: [number, number] }): Float32Array;
+  /** Weights of some queries on some keys, row by row; 0 where a pair is hidden. */
+  weights(call: WeightsCall & Ranges): Float32Array;
+  /** Scores of some queries on some keys. */
+  scores(call: HeadCall & Ranges): ScoresResult;
 }
 
 /** Load a module from its address, its bytes, or compiled. Throws an Error where WebAssembly or its SIMD is missing. */

@@ -1,12 +1,13 @@
 """The module of a page: kernels of some rules, and what their caller has to know.
 
 The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, `maps` and `sums` of the
-second pass, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the
-tables of the rules are in another, "regard.tables". So one loader serves every module.
+second pass. Two more are for pages: `visible`, which lists the tiles of a mask, and `scores`, beside `maps`. The
+description is JSON in a custom section "regard"; the tables of the rules are in another, "regard.tables". So one loader
+serves every module.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llvmlite import binding as llvm
 
+from regard.core.parts import scores_alone
 from regard.core.problem import Problem
 from regard.core.statistics import Statistic
 from regard.engines.cpu import WIDEST, supports
@@ -36,19 +38,21 @@ from regard.engines.cpu.spec.tiles import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, webassembly
+from regard.engines.cpu.wasm import scores
 from regard.engines.cpu.wasm.linking import custom_section, linked
-from regard.rules import Mask, Program, Score, reads
+from regard.rules import Mask, Program, Score, as_mask, reads
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
-VERSION = 2  # of the description
+VERSION = 3  # of the description
 POSITIONS = 2**20  # queries and keys of a call at most,
 INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
 DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
 SECOND_TILE = 4, 3  # the micro-tile of the second pass: that of the target "baseline"
 SUMS = "visible", "received", "profile"  # statistics of the second pass
+OPERANDS = "bias", "sink", "dropout", "array_mask"  # what calls may give besides q, k and v, if a module is made for it
 
 
 def module(
@@ -59,12 +63,14 @@ def module(
     *,
     forward: bool = True,
     maps: bool = False,
+    takes: Collection[str] = (),
 ) -> bytes:
     """Return the module that computes attention, maps of its weights, or both under these rules.
 
-    Raises ValueError for rules that kernels do not take, or that need the C library.
+    takes: those of OPERANDS that calls give. Raises ValueError for rules that kernels
+    do not take, or that need the C library.
     """
-    target, p = webassembly(relaxed), _longest_call(mask, score)
+    target, p = webassembly(relaxed), _longest_call(mask, score, takes)
     reason = supports(p)
     if reason is not None:
         raise ValueError(f"a module takes {reason}")
@@ -73,28 +79,32 @@ def module(
     wanted = max((s.of or 1 for s in observe if s.name in ("argmax", "top")), default=0)
     best = min(n for n in (0, *BEST) if n >= wanted)
     specs: dict[str, KernelSpec] = {}
-    lists: dict[str, KernelSpec] = {}
     if forward:
         specs["prefill"] = spec_of(p, target, POSITIONS, entropy, best)
     for rows in DECODE_ROWS if forward and not best else ():
         specs[f"decode{rows}"] = spec_of(p, target, rows, entropy)
-    if mask is not None and forward:
-        lists["visible"] = specs["prefill"]
     passed = tuple(sorted({s.name for s in observe} & set(SUMS)))
     wanted_passes = ({"maps": MAPS} if maps else {}) | ({"sums": passed} if passed else {})
     passes = {name: _second_spec(p, target, statistics) for name, statistics in wanted_passes.items()}
-    if mask is not None and passes:
+    lists: dict[str, KernelSpec] = {}
+    if p.mask is not None and forward:
+        lists["visible"] = specs["prefill"]
+    if p.mask is not None and passes:
         lists["visible_second"] = next(iter(passes.values()))
+    scored = {"scores": passes["maps"]} if maps else {}
 
     def texts() -> list[str]:
-        own = [second_work.source(spec, replace(target, narrow=SECOND_TILE), name) for name, spec in passes.items()]
-        listed = [_visible(spec, target, name) for name, spec in lists.items()]
-        return [*(source(spec, target, name) for name, spec in specs.items()), *own, *listed]
+        return [
+            *(source(spec, target, name) for name, spec in specs.items()),
+            *(second_work.source(spec, replace(target, narrow=SECOND_TILE), name) for name, spec in passes.items()),
+            *(_visible(spec, target, name) for name, spec in lists.items()),
+            *(scores.source(spec, target, name) for name, spec in scored.items()),
+        ]
 
-    names = [*specs, *passes, *lists]
-    keys = [x.key for x in (*specs.values(), *passes.values(), *lists.values())]
-    code = cache.stored_object(repr((names, keys)), "attention", target, lambda: _together(texts()))
-    code = linked(code, names)
+    kernels = [*specs.items(), *passes.items(), *lists.items(), *scored.items()]
+    names = [name for name, _ in kernels]
+    key = repr([(name, spec.key) for name, spec in kernels])
+    code = linked(cache.stored_object(key, "attention", target, lambda: _together(texts())), names)
     requirements = [x for rule in (mask, score) if rule is not None for x in rule.requires]
     tables = b"".join(x.tobytes() for _, x in _tables(rules))
     description = {
@@ -109,6 +119,7 @@ def module(
             "splitTiles": SPLIT_TILES, "splitBytes": SPLIT_BYTES,
         },
         "workGroup": WIDE_WORK_GROUP,
+        "takes": [name for name in OPERANDS if name in takes],
         "kernels": [_kernel(name, spec, lists) for name, spec in specs.items()],
         "maps": None, "sums": None,
         **{
@@ -118,6 +129,7 @@ def module(
             }
             for name, spec in passes.items()
         },
+        "scores": scores.fields_of(scored["scores"]) if maps else None,
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
@@ -135,19 +147,28 @@ def loader(name: str) -> dict[str, str]:
     return {suffix: (here / f"loader{suffix}").read_text("utf-8").replace("NAME", name) for suffix in (".js", ".d.ts")}
 
 
-def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
+def _longest_call(mask: Mask | None, score: Score | None, takes: Collection[str]) -> Problem:
     """Return a call of one head with rules, as long as calls may be; its arrays take no memory.
 
-    Its offsets are the least and the greatest, so that bounds of its rules hold for all calls.
+    Its offsets are the least and the greatest, so that bounds of its rules hold for all calls. Operands that calls
+    give, `takes`, are there; their contents are not compiled.
     """
     x = np.broadcast_to(np.zeros((), np.float32), (2, 1, POSITIONS, 1))
-    offset = np.array([-POSITIONS, POSITIONS])
-    return Problem(x, x, x, (2,), mask, score, None, 1.0, None, 0.0, 0, offset, (0, 0, 0))
+    if "array_mask" in takes:
+        given = np.ones((1, 1), bool)
+        mask = as_mask(given) if mask is None else mask & given
+    return Problem(
+        query=x, key=x, value=x, lead=(2,), mask=mask, score=score, scale=1.0,
+        bias=np.zeros((1, 1), np.float32) if "bias" in takes else None,
+        sink=np.zeros(1, np.float32) if "sink" in takes else None,
+        dropout=0.5 if "dropout" in takes else 0.0, seed=0,
+        offset=np.array([-POSITIONS, POSITIONS]), origin=(0, 0, 0),
+    )  # fmt: skip
 
 
 def _second_spec(p: Problem, target: Target, statistics: tuple[str, ...]) -> SecondPassSpec:
     """Return the spec of a second pass, with the query blocks of "baseline": sums over queries depend on them."""
-    spec = spec_of(p, replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
+    spec = spec_of(scores_alone(p), replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
     own = {x.name: getattr(spec, x.name) for x in fields(KernelSpec)}
     return SecondPassSpec(**own | {"pipelined": False}, statistics=statistics)
 
