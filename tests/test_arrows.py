@@ -63,7 +63,10 @@ LAZY = {
     ),
     "regard.engines.cpu.language.writing": ("engines.cpu.language.kernel", KERNEL),
     "regard.engines.cpu.schedule.backward_arrays": ("engines.cpu.kernels.backward", KERNEL),
-    "regard.engines.cpu.schedule.backward_tangent_work": ("engines.cpu.kernels.backward_jvp", KERNEL),
+    "regard.engines.cpu.schedule.backward_tangent_work": (
+        "engines.cpu.kernels.backward engines.cpu.kernels.backward_jvp",
+        KERNEL,
+    ),
     "regard.engines.cpu.schedule.second_work": ("engines.cpu.kernels.reductions", KERNEL),
     "regard.engines.cpu.schedule.tangent_work": ("engines.cpu.kernels.jvp", KERNEL),
     "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.forward", KERNEL),

@@ -10,128 +10,58 @@ Along tangents of the inputs and of the cotangents, with the names of `kernels/b
 Twelve products replace backward's five. Inputs without a tangent drop a term, which is known at run time.
 """
 
-from collections.abc import Sequence
-
-from regard.engines.cpu.kernels.backward import BackwardKernel, Lane, QueryRows
-from regard.engines.cpu.kernels.backward_terms import ProductTerms
-from regard.engines.cpu.kernels.tiles import KeyTile
-from regard.engines.cpu.language import mathematics
-from regard.engines.cpu.language.types import I64
-from regard.engines.cpu.language.values import Pointer, Value
+from regard.engines.cpu.kernels.backward import Formulas
+from regard.engines.cpu.kernels.backward_terms import Products
+from regard.engines.cpu.kernels.score_gradients import ScoreVector
+from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.spec.specs import BackwardTangentSpec
 
 
-class BackwardTangentKernel(BackwardKernel):
-    """The tangent-of-backward kernel."""
+def weights_of(x: ScoreVector) -> tuple[Value, ...]:
+    """Return P · D, dT and their tangents."""
+    k, spec, numbers, scales = x.k, x.spec, x.numbers, x.scales
+    assert isinstance(spec, BackwardTangentSpec)
+    S_dot = x.load("P_dot") * (scales.gradient if spec.paired else 1 / scales.exponent)
+    s, *results = x.scores(ds=S_dot)
+    if spec.score is not None:
+        S_dot, *results = results
+    if spec.bias_dot:
+        S_dot = S_dot + x.load("bias_dot")
+    difference, grown = s - numbers["lse"], S_dot - numbers["lse_dot"]
+    P = x.exp(difference)
+    dP, dP_dot, PD = x.load("dS"), x.load("dS_dot"), P
+    if spec.dropout:
+        D = x.dropout_scale()
+        dP, dP_dot, PD = dP * D, dP_dot * D, P * D
+    G, G_dot = dP + numbers["c"], dP_dot + numbers["c_dot"]
+    if spec.entropy:
+        surprise = difference * (1 / scales.exponent) + 1.0
+        G = G - numbers["d_entropy"] * surprise
+        G_dot = G_dot - numbers["d_entropy_dot"] * surprise - numbers["d_entropy"] * grown
+    G_dot = k.fma(grown, G, G_dot)  # dṠ / P
+    dS, dS_dot = x.visible(P * G), x.visible(P * G_dot)
+    dT, dT_dot = dS * scales.gradient, dS_dot * scales.gradient
+    if spec.nonlinear:
+        derivative, derivative_dot, *results = results
+        dT_dot = x.visible(dT_dot * derivative + dT * derivative_dot)
+        dT = x.visible(dT * derivative)
+    x.add([dS_dot, dS], results)
+    return x.visible(PD, -0.0), dT, x.visible(PD * grown), dT_dot
 
-    spec: BackwardTangentSpec
 
-    # Query blocks
-
-    def _arrays_of_rows(self) -> list[QueryRows]:
-        """Return also Q̇, dȮ and Ȯ."""
-        block, one = self.block, self.k.constant(self.real, 1.0)
-        q, dout, out = super()._arrays_of_rows()
-        return [
-            q,
-            dout,
-            QueryRows("q_dot", self.d, block.q_dot, block.q_dot_rows, self.query_scale),
-            QueryRows("dout_dot", self.d_v, block.dout_dot, block.dout_dot_rows, one),
-            out,
-            QueryRows("out_dot", self.d_v, self.tile.O_dot, None, one),
-        ]
-
-    def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
-        super()._begin_row(lane, g, r)
-        k, block = self.k, self.block
-        row = g * k.integer("row_head") + r
-        block.lse_dot[lane] = self.current.address("lse_dot")[row]
-        block.c_dot[lane] = self.current.address("given_dot")[row]
-        if self.spec.entropy:
-            block.d_entropy_dot[lane] = self.current.address("d_entropy_dot")[row]
-
-    def _begin_rest(self) -> None:
-        """Compute also ċ − Σ dȮ · O − Σ dO · Ȯ."""
-        super()._begin_rest()
-        block, tile = self.block, self.tile
-        self._subtract(block.c_dot, block.dout, tile.O_dot)
-        with self._if_there("dout_dot"):
-            self._subtract(block.c_dot, block.dout_dot, tile.O)
-
-    # Products
-
-    def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ and dṖᵀ = V dȮᵀ + V̇ dOᵀ."""
-        tile, block = self.tile, self.block
-        S_dot = self._both([tile.k_copy, tile.k_dot_copy], [block.q_dot, block.q], "q_dot", "k_dot")
-        dP_dot = self._both([tile.v_copy, tile.v_dot_copy], [block.dout_dot, block.dout], "dout_dot", "v_dot")
-        more = [(tile.P_dot, self.d, S_dot), (tile.dS_dot, self.d_v, dP_dot)]
-        return [*super()._terms_of_scores(), *more]
-
-    def _terms_of_queries(self) -> ProductTerms:
-        """Return dQ˙ᵀ += Kᵀ dṪᵀ + K̇ᵀ dTᵀ."""
-        rows = [self._key_rows(name) for name in self.spec.keys]
-        return self._both(rows, [self._gradient_tile(name) for name in ("dS_dot", "dS")], None, "k_dot")
-
-    def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
-        """Return dV˙ += (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ and dK˙ += dṪᵀ Q + dTᵀ Q̇."""
-        block = self.block
-        weights, gradients = ([self._bf16(name) for name in names] for names in (("P_dot", "P"), ("dS_dot", "dS")))
-        return (
-            self._both(weights, [block.dout_rows, block.dout_dot_rows], None, "dout_dot"),
-            self._both(gradients, [block.q_rows, block.q_dot_rows], None, "q_dot"),
-        )
-
-    def _both(
-        self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str
-    ) -> ProductTerms:
-        """Return two terms; each is present if its named array is."""
-        start = self.k.whole(0) if first is None else (~self.current.has(first)).to(I64)
-        return ProductTerms(factors, vectors, start, self.current.has(second).to(I64) + 1)
-
-    # Score gradients
-
-    def _fetch_dense(self, tile: KeyTile) -> None:
-        super()._fetch_dense(tile)
-        if self.spec.bias_dot:
-            bias_dot = self.tile.bias_dot
-            with self.k.choice(self.current.has("bias_dot")) as (varies, stays):
-                with varies:
-                    self.transposes.fetch("bias_dot", bias_dot, tile, tile.first, tile.stop)
-                with stays:
-                    self.lanes.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
-
-    def _score_gradient(self, tile: KeyTile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
-        """Compute P · D, dT and their tangents for key p in some lanes.
-
-        Add dṠ to the other tangents.
-        """
-        k, spec, zero = self.k, self.spec, self.lanes.zero()
-        at, rows = p * self.B + lanes.c, lanes.rows
-        S_dot = self.lanes.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)
-        (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {"ds": S_dot})
-        if self.score is not None:
-            S_dot, *results = results
-        if spec.bias_dot:
-            S_dot = S_dot + self.lanes.load(self.tile.bias_dot, at)
-        difference, grown = s - rows["lse"], S_dot - rows["lse_dot"]
-        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
-        dP, dP_dot, PD = self.lanes.load(self.tile.dS, at), self.lanes.load(self.tile.dS_dot, at), P
-        if spec.dropout:
-            D = self._dropout_scale(lanes.keys, self._key(tile, p))
-            dP, dP_dot, PD = dP * D, dP_dot * D, P * D
-        G, G_dot = dP + rows["c"], dP_dot + rows["c_dot"]
-        if spec.entropy:
-            surprise = difference * (1 / self.exponent_scale) + 1.0
-            G = G - rows["d_entropy"] * surprise
-            G_dot = G_dot - rows["d_entropy_dot"] * surprise - rows["d_entropy"] * grown
-        dS, dS_dot = (k.where(seen, P * x, zero) for x in (G, k.fma(grown, G, G_dot)))
-        dT, dT_dot = dS * self.gradient_scale, dS_dot * self.gradient_scale
-        if spec.nonlinear:
-            derivative, derivative_dot, *results = results
-            dT_dot = k.where(seen, dT_dot * derivative + dT * derivative_dot, zero)
-            dT = k.where(seen, dT * derivative, zero)
-        if spec.trains_bias:
-            self.tile.bias[at] = dS_dot
-        lanes.sums.add(results, [dS_dot, dS], seen)
-        return k.where(seen, PD, k.constant(self.real, -0.0)), dT, k.where(seen, PD * grown, zero), dT_dot
+TANGENT = Formulas(
+    Products(
+        scores={
+            "P": [("k", "q")],
+            "dS": [("v", "dout")],
+            "P_dot": [("k", "q_dot"), ("k_dot", "q")],
+            "dS_dot": [("v", "dout_dot"), ("v_dot", "dout")],
+        },
+        dq=[("k", "dS_dot"), ("k_dot", "dS")],
+        dv=[("P_dot", "dout"), ("P", "dout_dot")],
+        dk=[("dS_dot", "q"), ("dS", "q_dot")],
+    ),
+    numbers={"d_entropy": "d_entropy", "lse_dot": "lse_dot", "c_dot": "given_dot", "d_entropy_dot": "d_entropy_dot"},
+    rests=[("c", "dout", "out"), ("c_dot", "dout", "out_dot"), ("c_dot", "dout_dot", "out")],
+    weights_of=weights_of,
+)

@@ -1,24 +1,34 @@
-"""Operands of backward's products.
+"""The products of backward by the names of their factors, and where these are.
 
 Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane. dV += (P · D)ᵀ dO and dK += dTᵀ Q have features in
 lanes, and read P and dT by broadcasts. A product is a sum of terms: one in backward, two in its tangent.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.blocks import BlockRecord
 from regard.engines.cpu.kernels.lanes import Lanes
-from regard.engines.cpu.kernels.rules import Rules
-from regard.engines.cpu.kernels.transposes import Transposes
-from regard.engines.cpu.language import mathematics
-from regard.engines.cpu.language.amx import AmxRegisters
+from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.scratch import BlockState, TileScratch, backward_tile_scratch
+from regard.engines.cpu.spec.scratch import TileScratch
 from regard.engines.cpu.spec.specs import BackwardSpec
+
+Terms = Sequence[tuple[str, str]]  # pairs of factors, whose products are summed
+
+
+@dataclass(frozen=True)
+class Products:
+    """All products, by the names of their factors."""
+
+    scores: Mapping[str, Terms]  # by the tile that is written: rows of keys, queries
+    dq: Terms  # rows of keys, score gradients
+    dv: Terms  # weights, rows of queries
+    dk: Terms  # score gradients, rows of queries
 
 
 @dataclass(frozen=True)
@@ -28,101 +38,96 @@ class ProductTerms:
     The n-th factors meet the n-th vectors. Terms `first` to `stop` − 1 are present, which is known at run time.
     """
 
+    k: Kernel
     factors: Sequence[Pointer]
     vectors: Sequence[Pointer]
     first: Value | int = 0
     stop: Value | int = 1
 
+    @contextmanager
+    def each(self) -> Iterator[tuple[Pointer, Pointer]]:
+        """Loop over the terms that are present; yield factors and vectors."""
+        if len(self.factors) == 1:
+            yield self.factors[0], self.vectors[0]
+            return
+        with self.k.loop(self.stop, start=self.first) as n:
+            yield self.k.pick_pointer(n, self.factors), self.k.pick_pointer(n, self.vectors)
 
-class BackwardTerms:
-    """Operands of products and their addresses; a tangent adds terms."""
 
-    current: RowBlock
+def pick_terms(n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
+    """Return the n-th of some sums; shorter ones repeat their last term, which is absent."""
+    k, terms = options[0].k, max(len(x.factors) for x in options)
+    factors, vectors = (
+        [k.pick_pointer(n, [x[min(m, len(x) - 1)] for x in each]) for m in range(terms)]
+        for each in ([x.factors for x in options], [x.vectors for x in options])
+    )
+    if terms == 1:
+        return ProductTerms(k, factors, vectors)
+    first, stop = ([k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options]))
+    return ProductTerms(k, factors, vectors, k.pick(n, first), k.pick(n, stop))
 
-    def __init__(self, k: Kernel, spec: BackwardSpec):
-        self.spec = spec
-        self.lanes = lanes = Lanes(k, spec)
-        self.k, self.d, self.d_v = k, lanes.d, lanes.d_v
-        self.real, self.W, self.B = lanes.real, lanes.W, lanes.B
-        rules, self.transposes = Rules(lanes), Transposes(lanes)
-        self.mask, self.score = rules.mask, rules.score
-        scale = k.real("scale", spec.real)
-        # Scores are logarithms of base 2, but natural where a rule follows.
-        self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
-        scratch = k.pointer("scratch", self.real)
-        self.tile = TileScratch(scratch, backward_tile_scratch(spec, self.d, self.d_v))
-        self.rest = self.tile.end
-        self.state = self.tile.state.of(I64)
-        # Numbers that a product takes at once, and the type that holds them: a scalar, or a packed pair.
+
+def when_given(block: BlockRecord, spec: BackwardSpec, name: str) -> AbstractContextManager[Any]:
+    """Return a branch for an array that the call may lack, and a null context for others."""
+    return block.k.when(block.has(name)) if name in spec.varying else nullcontext()
+
+
+class Factors:
+    """The factors of a tile's products.
+
+    both: numbers that a product takes at once, 2 for packed pairs.
+    """
+
+    def __init__(self, lanes: Lanes, spec: BackwardSpec, products: Products):
+        self.k, self.lanes, self.spec, self.products = lanes.k, lanes, spec, products
         self.both, self.number = (2, I32) if spec.paired else (1, spec.real)
-        # Broadcast once, outside of all loops.
-        self.gradient_scale, self.score_scale = scale.spread(self.W), (scale * self.exponent_scale).spread(self.W)
-        self.query_scale = k.constant(spec.real, 1.0) if spec.paired else scale * self.exponent_scale
+        self.key_rows, self.packed, self.by_key = (
+            ("{}_packed", "{}_packed", "{}_bf16") if spec.paired else ("{}_copy", "{}", "{}")
+        )
 
-        self.registers = AmxRegisters(k)
-
-    @property
-    def block(self) -> BlockState:
-        return self.current.state
-
-    # Operands
-
-    def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """Return the products of S and dP.
-
-        Each has a destination, a number of features, rows of keys and transposed queries.
-        """
-        tile, block = self.tile, self.block
+    def scores(self, tile: KeyTile) -> list[tuple[Pointer, Value, ProductTerms]]:
+        """Return the products of scores and dP, each with the tile that is written and the number of features."""
         return [
-            (tile.P, self.d, ProductTerms([tile.k_copy], [block.q])),
-            (tile.dS, self.d_v, ProductTerms([tile.v_copy], [block.dout])),
+            (
+                tile.scratch[into],
+                self.lanes.d if terms[0][0] in self.spec.keys else self.lanes.d_v,
+                self._terms(tile, terms, lambda x: tile.scratch[f"{x}_copy"], lambda y: tile.block.state[y]),
+            )
+            for into, terms in self.products.scores.items()
         ]
 
-    def _terms_of_queries(self) -> ProductTerms:
-        """Return the product of dQ, over keys: rows of keys and score gradients."""
-        return ProductTerms([self._key_rows("k")], [self._gradient_tile("dS")])
+    def queries(self, tile: KeyTile) -> ProductTerms:
+        """Return the product of dQ, over keys."""
+        scratch = tile.scratch
+        return self._terms(
+            tile, self.products.dq, lambda x: scratch[self.key_rows.format(x)], lambda y: self.gradients(scratch, y)
+        )
 
-    def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
-        """Return the products of dV and of dK, over queries.
+    def keys(self, tile: KeyTile) -> list[ProductTerms]:
+        """Return the products of dV and dK, over queries."""
+        return [
+            self._terms(tile, terms, lambda x: self.weights(tile.scratch, x), lambda y: tile.block.state[f"{y}_rows"])
+            for terms in (self.products.dv, self.products.dk)
+        ]
 
-        Each has weights or score gradients, and rows of queries.
-        """
-        block = self.block
-        return ProductTerms([self._bf16("P")], [block.dout_rows]), ProductTerms([self._bf16("dS")], [block.q_rows])
+    def gradients(self, scratch: TileScratch, name: str) -> Pointer:
+        """Return a tile of score gradients, packed in pairs of keys where products take pairs."""
+        return scratch[self.packed.format(name)]
 
-    def _key_rows(self, name: str) -> Pointer:
-        return self.tile[f"{name}_packed" if self.spec.paired else f"{name}_copy"]
-
-    def _gradient_tile(self, name: str) -> Pointer:
-        """Return a tile of score gradients.
-
-        Packed pairs of keys where products take pairs.
-        """
-        return self.tile[f"{name}_packed" if self.spec.paired else name]
-
-    def _bf16(self, name: str) -> Pointer:
+    def weights(self, scratch: TileScratch, name: str) -> Pointer:
         """Return a tile of weights or score gradients, key by key."""
-        found = self.tile[f"{name}_bf16" if self.spec.paired else name]
+        found = scratch[self.by_key.format(name)]
         return found.of(BF16) if self.spec.paired else found
 
-    def _pick_terms(self, n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
-        """Return the n-th of some sums."""
-        last = max(len(x.factors) for x in options) - 1
-        factors, vectors = (
-            [self.k.pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
-            for each in ([x.factors for x in options], [x.vectors for x in options])
-        )
-        if not last:
-            return ProductTerms(factors, vectors)
-        ends = [[self.k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options])]
-        return ProductTerms(factors, vectors, self.k.pick(n, ends[0]), self.k.pick(n, ends[1]))
-
-    @contextmanager
-    def _each(self, terms: ProductTerms) -> Iterator[tuple[Pointer, Pointer]]:
-        """Loop over the terms that are present; yield factors and vectors."""
-        if len(terms.factors) == 1:
-            yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
-            return
-        with self.k.loop(terms.stop, start=terms.first) as n:
-            factors, vectors = (self.k.pick_pointer(n, x) for x in (terms.factors, terms.vectors))
-            yield factors.of(self.number), vectors.of(self.number)
+    def _terms(
+        self, tile: KeyTile, terms: Terms, factor: Callable[[str], Pointer], vector: Callable[[str], Pointer]
+    ) -> ProductTerms:
+        """Return a product; of two terms, each is present if the array is that a call may lack."""
+        k, number = self.k, self.number
+        factors, vectors = [factor(x).of(number) for x, _ in terms], [vector(y).of(number) for _, y in terms]
+        if len(terms) == 1:
+            return ProductTerms(k, factors, vectors)
+        first, second = (next((x for x in pair if x in self.spec.varying), None) for pair in terms)
+        start = k.whole(0) if first is None else (~tile.block.has(first)).to(I64)
+        assert second is not None
+        return ProductTerms(k, factors, vectors, start, tile.block.has(second).to(I64) + 1)

@@ -5,6 +5,7 @@ A work group makes them once.
 
 from collections.abc import Callable
 
+from regard.engines.cpu.kernels.blocks import BlockRecord
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language.types import I16, I32, I64, Type
@@ -13,13 +14,24 @@ from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 def copy_rows(
-    lanes: Lanes, tile: KeyTile, name: str, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
+    lanes: Lanes,
+    block: BlockRecord,
+    name: str,
+    start: Value,
+    first: Value,
+    stop: Value,
+    copy: Pointer,
+    width: Value,
+    count: Value,
 ) -> None:
-    """Copy `count` features of rows of K or V, padded to `width` for packed pairs."""
+    """Copy `count` features of rows of K or V, padded to `width` for packed pairs.
+
+    start: the column of the tile's first key, from which the keys `first` to `stop` are counted.
+    """
     k, size = lanes.k, lanes.spec.element.size
     feature = k.integer(f"{name}_feature")
     with k.loop(stop, start=first) as p:
-        source, into = tile.block.source(name, tile.start + p), copy + p * width
+        source, into = block.source(name, start + p), copy + p * width
         whole = k.where(feature == size, count - count % lanes.W, k.whole(0))
         with k.loop(whole, step=lanes.W) as x:
             into[x] = source.bytes(x * size).load(0, lanes.W).to(copy.type)
@@ -62,14 +74,14 @@ class Copies:
         k, spec, d_v = self.k, self.spec, self.d_v
         if not spec.copies:
             return
-        slot = slot_of(tile)
+        slot, block, start = slot_of(tile), tile.block, tile.start
         ready = tile.scratch.ready.of(I64) + slot
         with k.when(ready[0] == 0):
             ready[0] = k.constant(I64, 1)
             first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
             for name in spec.keys if spec.copied else ():
                 copy = self._key_copy(tile, slot, name)
-                copy_rows(self.lanes, tile, name, first, stop, copy, key_width(self.lanes), self.d)
+                copy_rows(self.lanes, block, name, start, first, stop, copy, key_width(self.lanes), self.d)
             for name in spec.values:
                 copy = self._value_copy(tile, slot, name)
                 if spec.amx:
@@ -77,7 +89,7 @@ class Copies:
                 elif spec.paired:
                     self._pack(name, tile, first, stop, copy)
                 else:
-                    copy_rows(self.lanes, tile, name, first, stop, copy, d_v, d_v)
+                    copy_rows(self.lanes, block, name, start, first, stop, copy, d_v, d_v)
 
     def copied_keys(self, tile: KeyTile, name: str) -> Pointer:
         """Return the first copied row of K of a tile."""

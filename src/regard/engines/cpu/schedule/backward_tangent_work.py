@@ -85,10 +85,10 @@ class BackwardTangentArrays(BackwardArrays):
 
     def source(self, spec: BackwardSpec, target: Target) -> str:
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward_jvp import BackwardTangentKernel
+            from regard.engines.cpu.kernels.backward import BackwardKernel
+            from regard.engines.cpu.kernels.backward_jvp import TANGENT
 
-            assert isinstance(spec, BackwardTangentSpec)
-            BackwardTangentKernel(k, spec).run()
+            BackwardKernel(k, spec, TANGENT).run()
 
         return written(self.name, spec.fields, target, write)
 
