@@ -62,8 +62,7 @@ LAZY = {
         COMPILER + "; a plain call needs no tiles on NumPy",
     ),
     "regard.engines.cpu.language.writing": ("engines.cpu.language.kernel", KERNEL),
-    "regard.engines.cpu.schedule.backward_arrays": ("engines.cpu.kernels.backward", KERNEL),
-    "regard.engines.cpu.schedule.backward_tangent_work": (
+    "regard.engines.cpu.schedule.backward_arrays": (
         "engines.cpu.kernels.backward engines.cpu.kernels.backward_jvp",
         KERNEL,
     ),

@@ -52,10 +52,10 @@ class Formulas:
 
 def weights_of(x: ScoreVector) -> tuple[Value, ...]:
     """Return P · D and dT."""
-    spec, numbers, scales = x.spec, x.numbers, x.scales
-    s, *results = x.scores()
+    k, spec, numbers, scales, zero = x.k, x.spec, x.numbers, x.scales, x.k.constant(x.spec.real, 0.0)
+    (s, *results), seen = x.scores()
     difference = s - numbers["lse"]
-    P = x.exp(difference)
+    P = x.weight(difference)
     dP, PD = x.load("dS"), P
     if spec.dropout:
         D = x.dropout_scale()
@@ -63,13 +63,13 @@ def weights_of(x: ScoreVector) -> tuple[Value, ...]:
     G = dP + numbers["c"]
     if spec.entropy:
         G = G - numbers["d_entropy"] * (difference * (1 / scales.exponent) + 1.0)
-    dS = x.visible(P * G)
+    dS = k.where(seen, P * G, zero)
     dT = dS * scales.gradient
     if spec.nonlinear:
         derivative, *results = results
-        dT = x.visible(dT * derivative)
-    x.add([dS], results)
-    return x.visible(PD, -0.0), dT
+        dT = k.where(seen, dT * derivative, zero)
+    x.add([dS], results, seen)
+    return k.where(seen, PD, -zero), dT
 
 
 BACKWARD = Formulas(
@@ -88,7 +88,7 @@ BACKWARD = Formulas(
 class BackwardKernel:
     """The backward kernel; with other formulas its tangent."""
 
-    def __init__(self, k: Kernel, spec: BackwardSpec, formulas: Formulas = BACKWARD):
+    def __init__(self, k: Kernel, spec: BackwardSpec, formulas: Formulas):
         self.k, self.spec, self.lanes = k, spec, Lanes(k, spec)
         lanes, rules, scale = self.lanes, Rules(self.lanes), k.real("scale", spec.real)
         self.scratch = TileScratch(k.pointer("scratch", spec.real), backward_tile_scratch(spec, lanes.d, lanes.d_v))
@@ -102,7 +102,7 @@ class BackwardKernel:
         )
         self.visible_products = VisibleProducts(lanes, spec, factors)
         self.score_gradients = ScoreGradients(lanes, spec, rules, scales, factors, formulas.weights_of)
-        self.query_rows = QueryRows(lanes, spec, scales, formulas.numbers, formulas.rests)
+        self.query_rows = QueryRows(lanes, spec, self.scratch, scales, formulas.numbers, formulas.rests)
         self.key_rows = KeyRows(lanes, spec, self.scratch)
         self.score_scale = scales.score if spec.paired else None
 
@@ -148,31 +148,22 @@ class BackwardKernel:
             each(compute)
             current.value = none
             each(find)
-        each(self._end)
+        each(self.query_rows.end)
         if self.spec.trains_bias:
             k.fence()
 
     def _begin(self, block: RowBlock) -> None:
-        """Find the first tile, store rows in the layout of products, and begin dQ with that of earlier tiles."""
-        k, lanes, state = self.k, self.lanes, block.state
+        """Find the block's first tile, and store its rows."""
+        k, state = self.k, block.state.state
         tiles, end = k.pointer("tiles", I64), block.field("tiles") + block.field("count")
         at = k.variable(block.field("tiles"))
         with k.loop_while(lambda: at.value < end):
             with k.when((tiles[at.value] >> TILE_BITS) >= k.integer("from")):
-                state.state[1] = at.value
+                state[1] = at.value
                 at.value = k.constant(I64, NONE)
             at.value = at.value + 1
-        state.state[0] = k.where(at.value > NONE, state.state[1], end)
-        block.each_lane(block.index_lane)
-        self.query_rows.read(block, self.scratch)
-        with k.choice(k.integer("from") == 0) as (fresh, more):
-            with fresh:
-                lanes.fill(state.dq, 0.0, lanes.d)
-            with more, k.loop(block.field("lanes")) as n:
-                row = block.row(block.address("dq"), n, *block.strides("dq"))
-                with k.loop(lanes.d) as x:
-                    state.dq[x * lanes.B + n] = row[x]
-        self.query_rows.finish(block, self.scratch)
+        state[0] = k.where(at.value > NONE, state[1], end)
+        self.query_rows.begin(block)
 
     def _tile(self, tile: KeyTile) -> None:
         """Add the gradients of a query block and a tile of keys."""
@@ -203,15 +194,3 @@ class BackwardKernel:
                     self.transposes.fetch(name, scratch[name], tile, start, stop)
                 with absent:
                     self.lanes.fill(scratch[name] + start * self.lanes.B, 0.0, stop - start)
-
-    def _end(self, block: RowBlock) -> None:
-        """Store dQ, and what the gradient of a sink needs."""
-        k, state = self.k, block.state
-        self.transposes.to_rows(block, state.dq, self.lanes.d, block.address("dq"), *block.strides("dq"))
-        if self.spec.sink:
-
-            def write(lane: Value, g: Value, r: Value) -> None:
-                for name in self.spec.rests:
-                    block.address(name)[g * k.integer("row_head") + r] = state[name][lane]
-
-            block.each_lane(write)

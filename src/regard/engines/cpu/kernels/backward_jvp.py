@@ -14,21 +14,19 @@ from regard.engines.cpu.kernels.backward import Formulas
 from regard.engines.cpu.kernels.backward_terms import Products
 from regard.engines.cpu.kernels.score_gradients import ScoreVector
 from regard.engines.cpu.language.values import Value
-from regard.engines.cpu.spec.specs import BackwardTangentSpec
 
 
 def weights_of(x: ScoreVector) -> tuple[Value, ...]:
     """Return P · D, dT and their tangents."""
-    k, spec, numbers, scales = x.k, x.spec, x.numbers, x.scales
-    assert isinstance(spec, BackwardTangentSpec)
+    k, spec, numbers, scales, zero = x.k, x.spec, x.numbers, x.scales, x.k.constant(x.spec.real, 0.0)
     S_dot = x.load("P_dot") * (scales.gradient if spec.paired else 1 / scales.exponent)
-    s, *results = x.scores(ds=S_dot)
+    (s, *results), seen = x.scores(ds=S_dot)
     if spec.score is not None:
         S_dot, *results = results
     if spec.bias_dot:
         S_dot = S_dot + x.load("bias_dot")
     difference, grown = s - numbers["lse"], S_dot - numbers["lse_dot"]
-    P = x.exp(difference)
+    P = x.weight(difference)
     dP, dP_dot, PD = x.load("dS"), x.load("dS_dot"), P
     if spec.dropout:
         D = x.dropout_scale()
@@ -39,14 +37,14 @@ def weights_of(x: ScoreVector) -> tuple[Value, ...]:
         G = G - numbers["d_entropy"] * surprise
         G_dot = G_dot - numbers["d_entropy_dot"] * surprise - numbers["d_entropy"] * grown
     G_dot = k.fma(grown, G, G_dot)  # dṠ / P
-    dS, dS_dot = x.visible(P * G), x.visible(P * G_dot)
+    dS, dS_dot = k.where(seen, P * G, zero), k.where(seen, P * G_dot, zero)
     dT, dT_dot = dS * scales.gradient, dS_dot * scales.gradient
     if spec.nonlinear:
         derivative, derivative_dot, *results = results
-        dT_dot = x.visible(dT_dot * derivative + dT * derivative_dot)
-        dT = x.visible(dT * derivative)
-    x.add([dS_dot, dS], results)
-    return x.visible(PD, -0.0), dT, x.visible(PD * grown), dT_dot
+        dT_dot = k.where(seen, dT_dot * derivative + dT * derivative_dot, zero)
+        dT = k.where(seen, dT * derivative, zero)
+    x.add([dS_dot, dS], results, seen)
+    return k.where(seen, PD, -zero), dT, k.where(seen, PD * grown, zero), dT_dot
 
 
 TANGENT = Formulas(

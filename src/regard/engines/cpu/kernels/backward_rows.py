@@ -30,7 +30,7 @@ class Rows:
 
 
 class QueryRows:
-    """Q, dO and O of a query block, and its numbers.
+    """Q, dO, O and dQ of a query block, and its numbers.
 
     numbers: operands that are read for each row, by the array that stores them. rests: arrays (c, x, y), for
     c − Σ x · y.
@@ -40,17 +40,19 @@ class QueryRows:
         self,
         lanes: Lanes,
         spec: BackwardSpec,
+        scratch: TileScratch,
         scales: Scales,
         numbers: Mapping[str, str],
         rests: Sequence[tuple[str, str, str]],
     ):
-        self.k, self.lanes, self.spec, self.scales = lanes.k, lanes, spec, scales
+        self.k, self.lanes, self.spec, self.scratch, self.scales = lanes.k, lanes, spec, scratch, scales
         self.numbers, self.rests, self.transposes = numbers, rests, Transposes(lanes)
 
-    def read(self, block: RowBlock, scratch: TileScratch) -> None:
-        """Store the numbers, the rows in both layouts, and c."""
+    def begin(self, block: RowBlock) -> None:
+        """Store the numbers, the rows in both layouts, c, and dQ of earlier tiles."""
+        block.each_lane(block.index_lane)
         block.each_lane(lambda lane, g, r: self._number(block, lane, g, r))
-        k, arrays = self.k, self._arrays(block, scratch)
+        k, arrays = self.k, self._arrays(block)
         with_rows = [x.rows for x in arrays if x.rows is not None]
         with k.loop(len(arrays)) as n:
             base = k.pick_pointer(n, [block.address(x.name) for x in arrays])
@@ -66,9 +68,13 @@ class QueryRows:
         outputs = dict(zip(self.spec.names("output"), self.spec.outputs, strict=True))
         for c, x, y in self.rests:
             with when_given(block, self.spec, x):
-                self._subtract(block.state[c], block.state[x], scratch[outputs[y]])
+                self._subtract(block.state[c], block.state[x], self.scratch[outputs[y]])
+        self._begin_dq(block)
+        self._find_not_finite(block)
+        if self.spec.paired:
+            self._pack(block)
 
-    def _arrays(self, block: RowBlock, scratch: TileScratch) -> list[Rows]:
+    def _arrays(self, block: RowBlock) -> list[Rows]:
         """Return the arrays of rows; those stored transposed alone come last."""
         spec, lanes, one = self.spec, self.lanes, self.k.constant(self.lanes.real, 1.0)
         inputs = [
@@ -82,7 +88,7 @@ class QueryRows:
             for name in spec.names("query", "cotangent")
         ]
         outputs = zip(spec.names("output"), spec.outputs, strict=True)
-        return inputs + [Rows(name, lanes.d_v, scratch[x], None, one) for name, x in outputs]
+        return inputs + [Rows(name, lanes.d_v, self.scratch[x], None, one) for name, x in outputs]
 
     def _number(self, block: RowBlock, lane: Value, g: Value, r: Value) -> None:
         k, state, real = self.k, block.state, self.lanes.real
@@ -129,28 +135,53 @@ class QueryRows:
                 rest.value = k.fma(-lanes.load(x, at), lanes.load(y, at), rest.value)
             total[c] = rest.value
 
-    def finish(self, block: RowBlock, scratch: TileScratch) -> None:
-        """Store a flag for rows that are not finite, and pack rows for products of pairs.
+    def _begin_dq(self, block: RowBlock) -> None:
+        k, lanes, dq = self.k, self.lanes, block.state.dq
+        with k.choice(k.integer("from") == 0) as (fresh, more):
+            with fresh:
+                lanes.fill(dq, 0.0, lanes.d)
+            with more, k.loop(block.field("lanes")) as n:
+                row = block.row(block.address("dq"), n, *block.strides("dq"))
+                with k.loop(lanes.d) as x:
+                    dq[x * lanes.B + n] = row[x]
 
-        The transposed arrays are packed in pairs of features, their rows in pairs of rows.
-        """
-        k, lanes, B, W = self.k, self.lanes, self.lanes.B, self.lanes.W
+    def _find_not_finite(self, block: RowBlock) -> None:
+        """Store a flag for rows that are not finite."""
+        k, lanes = self.k, self.lanes
         not_finite = k.variable(k.constant(I64, 0))
-        arrays = [(x, x.rows) for x in self._arrays(block, scratch) if x.rows is not None]
-        for x, rows in arrays:
-            with when_given(block, self.spec, x.name):
-                found = is_not_finite(lanes, rows, B * padded(lanes.real.size, x.count))
-                not_finite.value = not_finite.value | found.to(I64)
+        for x in self._arrays(block):
+            if x.rows is not None:
+                with when_given(block, self.spec, x.name):
+                    found = is_not_finite(lanes, x.rows, lanes.B * padded(lanes.real.size, x.count))
+                    not_finite.value = not_finite.value | found.to(I64)
         block.state.state[1] = not_finite.value
-        for x, rows in arrays if self.spec.paired else ():
+
+    def _pack(self, block: RowBlock) -> None:
+        """Pack transposed arrays in pairs of features, and their rows in pairs of rows."""
+        k, lanes, B = self.k, self.lanes, self.lanes.B
+        for x in self._arrays(block):
+            if x.rows is None:
+                continue
             with when_given(block, self.spec, x.name):
                 features, width = transposed_rows(self.spec, x.count), padded(lanes.real.size, x.count)
                 lanes.fill(x.transposed + x.count * B, 0.0, features - x.count)
                 features_first = x.transposed, features // 2, k.whole(B)
-                for p, lines, size in (features_first, (rows, k.whole(B // 2), width)):
-                    with k.loop(lines) as n, k.loop(size, step=W) as at:
+                for p, lines, size in (features_first, (x.rows, k.whole(B // 2), width)):
+                    with k.loop(lines) as n, k.loop(size, step=lanes.W) as at:
                         low, high = (lanes.load(p, (2 * n + m) * size, at) for m in range(2))
                         p.of(I32)[n * size + at] = k.pack_bf16(low, high)
+
+    def end(self, block: RowBlock) -> None:
+        """Store dQ, and what the gradient of a sink needs."""
+        k, state = self.k, block.state
+        self.transposes.to_rows(block, state.dq, self.lanes.d, block.address("dq"), *block.strides("dq"))
+        if self.spec.sink:
+
+            def store(lane: Value, g: Value, r: Value) -> None:
+                for name in self.spec.rests:
+                    block.address(name)[g * k.integer("row_head") + r] = state[name][lane]
+
+            block.each_lane(store)
 
 
 class KeyRows:

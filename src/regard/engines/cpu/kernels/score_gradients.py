@@ -42,61 +42,56 @@ class Queries:
 
 
 class ScoreVector:
-    """A key and some queries.
+    """The scores of some queries and a key.
 
-    numbers: of the queries, such as lse and c. seen: true for a visible pair. `present` has a bit for each lane that
-    takes part, and `masked` is true where a mask may hide the key.
+    p: the key, counted from the tile's start. present: a bit for each lane that takes part. masked: true where a mask
+    may hide the key. numbers: of the queries, such as lse and c.
     """
 
-    def __init__(self, all: "ScoreGradients", tile: KeyTile, queries: Queries, p: Value, present: Value, masked: bool):
-        self.k, self.spec, self.scales, self.lanes, self.rules = all.k, all.spec, all.scales, all.lanes, all.rules
+    def __init__(
+        self, parts: "ScoreGradients", tile: KeyTile, queries: Queries, p: Value, present: Value, masked: bool
+    ):
+        self.parts, self.k, self.spec, self.scales = parts, parts.k, parts.spec, parts.scales
         self.tile, self.queries, self.numbers, self.masked = tile, queries, queries.numbers, masked
-        self.at, self.present, self.dropout = p * all.lanes.B + queries.c, present, all.dropout
-        self.p = p
+        self.p, self.at, self.present = p, p * parts.lanes.B + queries.c, present
 
     def load(self, name: str) -> Value:
-        return self.lanes.load(self.tile.scratch[name], self.at)
+        """Return the vector of a tile."""
+        return self.parts.lanes.load(self.tile.scratch[name], self.at)
 
     @property
     def key(self) -> Value:
         """The absolute index of the key."""
         return self.tile.start + self.k.integer("j") + self.p
 
-    def scores(self, **leaves: Value) -> list[Value]:
-        """Return the results of the rule, of which the first is the score with the bias; set what is seen.
+    def scores(self, **leaves: Value) -> tuple[list[Value], Value]:
+        """Return the results of the rule, of which the first is the score with the bias, and visibility.
 
         leaves: of the rule, in addition to those of forward.
         """
-        s = self.load("P")
+        rules, rows, s = self.parts.rules, self.queries.rules, self.load("P")
         if self.spec.paired:
             s = s * self.scales.score
-        rows = self.queries.rules
         context = TileContext({**rows.leaves, "j": self.key, "s": s, **leaves}, lambda n: self.load(f"dense{n}") != 0.0)
-        results = self.rules.scores(context, rows)
+        results = rules.scores(context, rows)
         if self.spec.bias:
             results[0] = results[0] + self.load("bias")
-        self.seen = self.k.flags(self.present, self.lanes.W) & (results[0] != -math.inf)
-        mask = self.rules.visible(context, rows) if self.masked else None
-        if mask is not None:
-            self.seen = self.seen & mask
-        return results
+        seen = self.k.flags(self.present, self.parts.lanes.W) & (results[0] != -math.inf)
+        mask = rules.visible(context, rows) if self.masked else None
+        return results, seen if mask is None else seen & mask
 
-    def exp(self, difference: Value) -> Value:
+    def weight(self, difference: Value) -> Value:
         """Return exp(S − lse), of a difference of scores."""
         return mathematics.weight2(self.k, difference * (mathematics.LOG2_E / self.scales.exponent))
 
     def dropout_scale(self) -> Value:
-        return self.dropout.scale(self.queries.dropout_keys, self.key)
+        return self.parts.dropout.scale(self.queries.dropout_keys, self.key)
 
-    def visible(self, x: Value, hidden: float = 0.0) -> Value:
-        """Return x, and another number for hidden pairs."""
-        return self.k.where(self.seen, x, self.k.constant(self.lanes.real, hidden).spread(self.lanes.W))
-
-    def add(self, dS: Sequence[Value], derivatives: Sequence[Value]) -> None:
+    def add(self, dS: Sequence[Value], derivatives: Sequence[Value], seen: Value) -> None:
         """Add dS to the gradients of the bias and of tables; derivatives: the results of the rule for tables."""
         if self.spec.trains_bias:
             self.tile.scratch.bias[self.at] = dS[0]
-        self.queries.tables.add(dS, derivatives, self.seen)
+        self.queries.tables.add(dS, derivatives, seen)
 
 
 class ScoreGradients:

@@ -126,9 +126,10 @@ class BackwardArrays:
         """Return the kernel's IR."""
 
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward import BackwardKernel
+            from regard.engines.cpu.kernels.backward import BACKWARD, BackwardKernel
+            from regard.engines.cpu.kernels.backward_jvp import TANGENT
 
-            BackwardKernel(k, spec).run()
+            BackwardKernel(k, spec, TANGENT if spec.tangent else BACKWARD).run()
 
         return written(self.name, spec.fields, target, write)
 

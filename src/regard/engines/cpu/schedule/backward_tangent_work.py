@@ -1,24 +1,21 @@
 """The tangent of backward: its arrays and spec; backward's schedules."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 from weakref import ref
 
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
-from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays, ScoreDerivatives, score_derivatives
 from regard.engines.cpu.schedule.backward_work import run
 from regard.engines.cpu.schedule.work import by_head
-from regard.engines.cpu.spec.specs import BackwardSpec, BackwardTangentSpec
+from regard.engines.cpu.spec.specs import BackwardSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Table
 from regard.runtime.forks import cached_property
-
-if TYPE_CHECKING:
-    from regard.engines.cpu.language.kernel import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,18 +76,9 @@ class BackwardTangentArrays(BackwardArrays):
     def rule(self) -> ScoreDerivatives:
         return score_derivatives(self.p, {table: Table(x) for table, x in self.t.tables.items()})
 
-    def spec(self, target: Target) -> BackwardTangentSpec:
+    def spec(self, target: Target) -> BackwardSpec:
         bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
-        return BackwardTangentSpec(**vars(super().spec(target)), bias_dot=None if bias is None else type_of(bias.dtype))
-
-    def source(self, spec: BackwardSpec, target: Target) -> str:
-        def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward import BackwardKernel
-            from regard.engines.cpu.kernels.backward_jvp import TANGENT
-
-            BackwardKernel(k, spec, TANGENT).run()
-
-        return written(self.name, spec.fields, target, write)
+        return replace(super().spec(target), tangent=True, bias_dot=None if bias is None else type_of(bias.dtype))
 
     def sink(self, c: Array) -> Any:
         assert self.c_dot is not None

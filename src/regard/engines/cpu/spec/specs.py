@@ -1,7 +1,7 @@
 """Specs: all that a kernel is compiled for, shared with its caller."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from regard.engines.cpu.language.types import BF16, Type
 from regard.engines.cpu.spec.operands import (
@@ -35,8 +35,6 @@ class KernelSpec:
     return.
     """
 
-    kernel: ClassVar[str] = FORWARD
-
     element: Type
     real: Type
     integer: Type
@@ -54,6 +52,11 @@ class KernelSpec:
     sink: bool
     entropy: bool
     best: int
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name in the table of operands."""
+        return FORWARD
 
     @property
     def key(self) -> str:
@@ -186,12 +189,14 @@ class TangentSpec(KernelSpec):
     the rule's tangent is the second result of the `score` program. given: the output is read instead of computed.
     """
 
-    kernel: ClassVar[str] = JVP
-
     varies: frozenset[str]
     bias_dot: Type | None
     nonlinear: bool
     given: bool
+
+    @property
+    def kernel(self) -> str:
+        return JVP
 
     @property
     def moves(self) -> bool:
@@ -224,9 +229,11 @@ class SecondPassSpec(KernelSpec):
     statistics: the names of some operands with the role "sum".
     """
 
-    kernel: ClassVar[str] = SECOND
-
     statistics: tuple[str, ...]
+
+    @property
+    def kernel(self) -> str:
+        return SECOND
 
 
 @dataclass(frozen=True)
@@ -242,14 +249,13 @@ class TableRead:
 
 @dataclass(frozen=True)
 class BackwardSpec(KernelSpec):
-    """The spec of a backward kernel.
+    """The spec of a backward kernel, or of its tangent.
 
     The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
-    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
-    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
+    each of `table_reads`, the derivative in the entry and its indices. With `tangent`, the tangent of the score and
+    those of derivatives follow each of them. trains_bias: dS is summed for a bias. bias_rows, bias_keys: axes of these
+    sums. bias_shared: several heads add to each sum. bias_dot: the type of the bias's tangent.
     """
-
-    kernel: ClassVar[str] = BACKWARD
 
     nonlinear: bool
     table_reads: tuple[TableRead, ...]
@@ -257,6 +263,12 @@ class BackwardSpec(KernelSpec):
     bias_rows: bool
     bias_keys: bool
     bias_shared: bool
+    tangent: bool = False
+    bias_dot: Type | None = None
+
+    @property
+    def kernel(self) -> str:
+        return BACKWARD_JVP if self.tangent else BACKWARD
 
     @property
     def work_group(self) -> int:
@@ -273,14 +285,21 @@ class BackwardSpec(KernelSpec):
         return sorted({reading.table for reading in self.table_reads})
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        return self._with_tangents("O")
+
+    @property
     def weights(self) -> tuple[str, ...]:
-        """Tiles S and dP, one number for each query and key, which become P · D and dT."""
-        return ("P", "dS")
+        """Tiles S and dP, one number for each query and key, which become P · D and dT, and their tangents."""
+        return self._with_tangents("P", "dS")
 
     @property
     def score_gradients(self) -> tuple[str, ...]:
-        """Return the members of `weights` that become dT."""
-        return ("dS",)
+        """Return the members of `weights` that become dT or its tangent."""
+        return self._with_tangents("dS")
+
+    def _with_tangents(self, *names: str) -> tuple[str, ...]:
+        return (*names, *(f"{name}_dot" for name in names if self.tangent))
 
     @property
     def cotangents(self) -> tuple[str, ...]:
@@ -302,52 +321,14 @@ class BackwardSpec(KernelSpec):
         return tuple(x.name for x in self.operands.values() if x.tangent_of is not None and x.role in OPTIONAL)
 
     @property
-    def before(self) -> int:
-        """The number of results of `score` before those of table reads."""
-        return 1 + self.nonlinear
-
-    @property
     def derivatives(self) -> int:
         """The number of results of each table read before its indices."""
-        return 1
-
-
-@dataclass(frozen=True)
-class BackwardTangentSpec(BackwardSpec):
-    """The spec of a tangent-of-backward kernel.
-
-    The second result of the `score` program is the rule's tangent. The tangents of the derivatives in the score and in
-    table entries follow those derivatives. bias_dot: the type of the bias's tangent.
-    """
-
-    kernel: ClassVar[str] = BACKWARD_JVP
-
-    bias_dot: Type | None
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return _with_tangents(super().outputs)
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """In addition S˙, which becomes (P · D)˙, and dP˙, which becomes dT˙."""
-        return _with_tangents(super().weights)
-
-    @property
-    def score_gradients(self) -> tuple[str, ...]:
-        return _with_tangents(super().score_gradients)
+        return 2 if self.tangent else 1
 
     @property
     def before(self) -> int:
-        return 2 + 2 * self.nonlinear
-
-    @property
-    def derivatives(self) -> int:
-        return 2
-
-
-def _with_tangents(names: tuple[str, ...]) -> tuple[str, ...]:
-    return (*names, *(f"{name}_dot" for name in names))
+        """The number of results of `score` before those of table reads."""
+        return self.derivatives * (1 + self.nonlinear)
 
 
 def _identity(x: Any) -> Any:
