@@ -102,8 +102,6 @@ class QueryRows:
         with k.when(block.has("given")):
             state.c[lane] = block.address("given")[row]
         for name, operand in self.numbers.items():
-            if name == "lse_dot":  # SHIM
-                row = g * k.integer("row_head") + r  # SHIM
             if self.spec.entropy or not name.startswith("d_entropy"):
                 state[name][lane] = block.address(operand)[row]
 
