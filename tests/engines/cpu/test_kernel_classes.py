@@ -17,7 +17,6 @@ PROCESSORS = "zen", "granite", "sapphire", "epyc", "xeon", "ryzen", "graviton", 
 
 FOLDER = Path(kernels.__file__).parent
 MODULES = [x.name for x in pkgutil.iter_modules([str(FOLDER)])]
-MODULES = [x for x in MODULES if not x.startswith("backward")]
 
 
 def classes(module: str) -> list[type]:
@@ -63,4 +62,4 @@ def test_attributes_are_set_by_constructors_alone(module: str) -> None:
 
 def test_there_are_kernels() -> None:
     found = {x.__name__ for module in MODULES for x in classes(module)}
-    assert {"ForwardKernel", "TangentKernel", "SecondPassKernel", "Prefill", "Decode"} <= found
+    assert {"ForwardKernel", "TangentKernel", "SecondPassKernel", "Prefill", "Decode", "BackwardKernel"} <= found
