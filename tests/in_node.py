@@ -18,8 +18,9 @@ from regard.core.problem import Problem
 from regard.core.statistics import pooled
 from regard.engines import cpu
 from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule.arguments import arrays_of, programs, table_array
 from regard.engines.cpu.schedule.second_work import Pass
-from regard.engines.cpu.schedule.work import KernelResults, Schedule, programs, table_array
+from regard.engines.cpu.schedule.work import KernelResults, Schedule
 from regard.engines.cpu.spec.operands import BASES, BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, webassembly
@@ -164,14 +165,15 @@ def forward(p: Problem, launched: Launched) -> dict[str, Array]:
     found = {"out": results.out, "lse": results.lse, "entropy": results.entropy, "max": results.max}
     if not results.lse.size:
         return found
-    schedule = Schedule(p, target, results, range(p.n_q), 1)
+    arrays = arrays_of(p, results.own(p))
+    schedule = Schedule(p, target, results, arrays, range(p.n_q), 1)
     spec = results.spec(p, target, p.n_q)
     code = cache.stored_object(spec.key, "test", target, lambda: work.source(spec, target))
 
     image = Image()
     outputs = {name: image.put_array(x) for name, x in found.items()}
     end = START + len(image.bytes)
-    places = {name: 0 if x is None else image.put_array(x) for name, x in work.arrays_of(p, results).items()} | outputs
+    places = {name: 0 if x is None else image.put_array(x) for name, x in arrays.items()} | outputs
     addresses = [places.get(name, 0) for name in schedule.addresses]
     shared = schedule.fields[:]
     for at, name in schedule.whole:

@@ -12,7 +12,8 @@ import pytest
 
 import regard
 from regard.bench.cases import case
-from regard.engines.cpu.schedule.work import source, spec_of
+from regard.engines.cpu.schedule.forward_spec import spec_of
+from regard.engines.cpu.schedule.work import source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.ops.attention import problem_from

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.schedule import backward_work, second_work, work
+from regard.engines.cpu.schedule import backward_work, launches, second_work, stages, work
 from regard.ops import callcache
 from regard.runtime import threads
 
@@ -86,7 +86,7 @@ def test_a_handler_runs_between_portions(
     regard.set_num_threads(count)
     expected = call()
     caller, runs, fire = threading.get_ident(), 0, 0
-    run_work_groups = work.run_work_groups
+    run_work_groups = launches.run_work_groups
 
     def counted(*args: Any) -> None:
         nonlocal runs
@@ -100,11 +100,11 @@ def test_a_handler_runs_between_portions(
 
     monkeypatch.setattr(work, "_schedules", {})
     monkeypatch.setattr(callcache, "_thread", threading.local())
-    for module in (work, backward_work, second_work):
+    for module in (launches, backward_work, second_work):
         monkeypatch.setattr(module, "run_work_groups", counted)
-    for module in (work, backward_work):
+    for module in (launches, backward_work):
         monkeypatch.setattr(module, "PORTION", 2**20)
-    monkeypatch.setattr(work, "LONG_WORK_GROUP", 2**20)
+    monkeypatch.setattr(stages, "LONG_WORK_GROUP", 2**20)
     if count == 1:
         same(call(), expected)
         assert runs >= 8  # in which the handler may run
@@ -127,7 +127,7 @@ def same(found: list[Any], expected: list[Any]) -> None:
 def test_all_threads_share_each_portion(monkeypatch: pytest.MonkeyPatch, threads_restored: None) -> None:
     """Two of three portions would leave one thread without work for a third of the time."""
     both, met = threading.Barrier(2), []
-    run_work_groups = work.run_work_groups
+    run_work_groups = launches.run_work_groups
 
     def together(kernel: Any, fields: Any, bounds: Any, *rest: Any) -> None:
         if len(bounds) > 1:
@@ -135,8 +135,8 @@ def test_all_threads_share_each_portion(monkeypatch: pytest.MonkeyPatch, threads
         met.append((threading.get_ident(), int(bounds[0, 0])))
         run_work_groups(kernel, fields, bounds, *rest)
 
-    monkeypatch.setattr(work, "run_work_groups", together)
-    monkeypatch.setattr(work, "PORTION", 2**22)
+    monkeypatch.setattr(launches, "run_work_groups", together)
+    monkeypatch.setattr(launches, "PORTION", 2**22)
     monkeypatch.setattr(work, "_schedules", {})
     regard.set_num_threads(2)
     q = np.random.default_rng(0).standard_normal((3, 64, 128, 16), dtype=np.float32)
@@ -152,12 +152,13 @@ def test_portions_are_bounded_and_in_order() -> None:
     starts = np.arange(0, 3000, 3)
     bounds, tiles = np.stack([starts, starts + 3], axis=1)[::-1], rng.integers(0, 100, 3000)
     products = 2**17
-    portions = work.in_portions(bounds, tiles, products)
+    portions = launches.in_portions(bounds, tiles, products)
     np.testing.assert_array_equal(np.concatenate(portions), bounds)
     made = [sum(int(tiles[a:b].sum()) for a, b in portion) * products for portion in portions]
     assert len(portions) > 10
-    assert max(made) <= work.PORTION + 300 * products  # and at most one group more
-    assert [len(x) for x in work.in_portions(bounds, np.ones(3000, np.int64), 1)] == [1000]  # a short call is not cut
+    assert max(made) <= launches.PORTION + 300 * products  # and at most one group more
+    short = launches.in_portions(bounds, np.ones(3000, np.int64), 1)
+    assert [len(x) for x in short] == [1000]  # a short call is not cut
 
 
 def test_what_a_handler_raises_waits_for_helpers(handled: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

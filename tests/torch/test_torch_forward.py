@@ -14,7 +14,7 @@ import regard
 import regard.torch
 from on_tensors import ARRAYS, array, call, tensor
 from regard.bench.cases import CASES, Case, case
-from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule import launches, stages, work
 from regard.runtime import memory
 from regard.torch.graph.operators import execute
 from support import SAME_BITS
@@ -295,16 +295,16 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
     cache = regard.torch.nn.modules.KVCache()
     plans: list[Any] = []
-    stages = work.LaunchStages.chunks
+    chunks = stages.LaunchStages.chunks
 
     def counted(self: Any, *sizes: int) -> Any:
         plans.append(self)
-        return stages(self, *sizes)
+        return chunks(self, *sizes)
 
     with torch.no_grad():
         expected = module(x)
         found = [module(x[:, :20], cache=cache)]
-        monkeypatch.setattr(work.LaunchStages, "chunks", counted)
+        monkeypatch.setattr(stages.LaunchStages, "chunks", counted)
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
@@ -375,7 +375,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
     expected = [regard.attention(*map(array, x)) for x in (outer, inner)]
     regard.attention(*outer)
     regard.attention(*outer)  # which is kept by now as it is
-    run = work.RepeatedStage.__call__
+    run = launches.RepeatedStage.__call__
     found: list[Any] = []
 
     def interrupted(self: Any, team: Any) -> None:
@@ -384,7 +384,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
             found[0] = regard.attention(*inner)
         run(self, team)
 
-    monkeypatch.setattr(work.RepeatedStage, "__call__", interrupted)
+    monkeypatch.setattr(launches.RepeatedStage, "__call__", interrupted)
     assert array(regard.attention(*outer)).tobytes() == expected[0].tobytes()
     assert array(found[0]).tobytes() == expected[1].tobytes()
 

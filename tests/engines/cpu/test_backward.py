@@ -13,6 +13,7 @@ from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
+from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.spec.tiles import TILE_BITS
 from regard.engines.cpu.target import cache
@@ -101,7 +102,7 @@ def test_few_heads_are_cut_for_many_threads(option: dict[str, Any], heads: int) 
     outputs, ct = tiled.forward(p)[0], Outputs(dout, None, None)
     arrays = BackwardArrays(p, outputs, ct)
     spec = arrays.spec(chosen())
-    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
+    chunks = backward_work.BackwardChunks(spec, p, arrays, arrays_of(p, arrays.own(p)), 2)
     for chunk in chunks:
         place = {task: n for n, task in enumerate(chunk.tasks)}
         assert all(place[other] < n for task, n in place.items() for other in task.before)
@@ -118,7 +119,7 @@ def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **OPTIONS[name])
     arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
     spec = arrays.spec(chosen())
-    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
+    chunks = backward_work.BackwardChunks(spec, p, arrays, arrays_of(p, arrays.own(p)), 2)
     for chunk in chunks:
         above: dict[backward_work.Task, set[backward_work.Task]] = {}
         for task in chunk.tasks:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule import stages, work
+from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, hides
 from regard.engines.cpu.spec.tiles import PART
 from regard.engines.cpu.target.instructions import chosen
@@ -50,7 +51,7 @@ ARRAYS: dict[str, Callable[[], Array]] = {
 
 @pytest.fixture(autouse=True)
 def small_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BLOCK_MASK", 1)
+    monkeypatch.setattr(stages, "BLOCK_MASK", 1)
     monkeypatch.setattr(work, "_schedules", {})
 
 
@@ -102,7 +103,7 @@ def test_results_are_those_without(name: str, threads: int, monkeypatch: pytest.
 
         found = results()
         with monkeypatch.context() as patch:
-            patch.setattr(work, "BLOCK_MASK", 2**62)
+            patch.setattr(stages, "BLOCK_MASK", 2**62)
             expected = results()
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_array_equal(x, y)
@@ -113,7 +114,7 @@ def pairs(**options: Any) -> int:
     q, k, v = arrays()
     p = problem_from(q, k, v, **options)
     results = work.KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-    schedule = work.schedule_for(p, chosen(), results, range(p.n_q), 1)
+    schedule = work.schedule_for(p, chosen(), results, arrays_of(p, results.own(p)), range(p.n_q), 1)
     count = results.spec(p, chosen(), p.n_q).block_fields.index("count")
     return sum(int(stage.blocks[:, count].sum()) for stage in schedule.stages)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule import forward_spec, stages, work
 from regard.engines.cpu.target.instructions import Target, chosen, targets
 from regard.ops.attention import problem_from
 
@@ -61,8 +61,8 @@ def test_rows_far_apart(option: dict[str, Any], whole: Any) -> None:
     apart = [np.full((2, H, N, 8 * D), np.nan, np.float32)[..., :D] for _ in "kv"]
     for x, y in zip(apart, (K, V), strict=True):
         x[...] = y
-    assert work.spec_of(problem_from(Q, *apart), chosen(), N, False).copied
-    assert not work.spec_of(problem_from(Q, K, V), chosen(), N, False).copied
+    assert forward_spec.spec_of(problem_from(Q, *apart), chosen(), N, False).copied
+    assert not forward_spec.spec_of(problem_from(Q, K, V), chosen(), N, False).copied
     assert run(Q, *apart, **option) == both(whole, slice(None))
 
 
@@ -123,8 +123,8 @@ def test_spans_worked_apart(option: dict[str, Any], layout: str, monkeypatch: py
     """With fewer query blocks than keep the threads busy, key splits run separately, and are then merged."""
     observe = [regard.top(3)] if layout == "queries in lanes" else []
     k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if layout == "heads joined" else x for x in (K, V))
-    split = Mock(wraps=work.LaunchStages.split)
-    monkeypatch.setattr(work.LaunchStages, "split", lambda *args: split(*args))
+    split = Mock(wraps=stages.LaunchStages.split)
+    monkeypatch.setattr(stages.LaunchStages, "split", lambda *args: split(*args))
     monkeypatch.setattr(work, "SMALL", 0)
     q, observe = Q[..., N - 1 :, :], ["lse", "entropy", "max", *observe]
     found = []
@@ -194,10 +194,10 @@ def decode_and_prefill(
     if "sink" in given:
         given["sink"] = np.resize(given["sink"], heads * group)
     specs, layouts, found = [], [], []
-    spec_of = work.spec_of
+    spec_of = forward_spec.spec_of
     monkeypatch.setattr(work, "spec_of", lambda *args: specs.append(spec_of(*args)) or specs[-1])
-    for few in (work.DECODE_QUERIES, 0):
-        monkeypatch.setattr(work, "DECODE_QUERIES", few)
+    for few in (forward_spec.DECODE_QUERIES, 0):
+        monkeypatch.setattr(forward_spec, "DECODE_QUERIES", few)
         monkeypatch.setattr(work, "_schedules", {})
         out, s = regard.attention(q, k, v, **given, observe=["lse", "entropy", "max"], engine="cpu")
         found.append([x.tobytes() for x in (out, s.lse, s.entropy, s.max)])
@@ -263,7 +263,7 @@ def test_weaving_changes_no_bits(name: str, dtype: Any, monkeypatch: pytest.Monk
     for target in ("apart", "pipelined"):
         monkeypatch.setitem(targets(), target, replace(chosen(), name=target))
         monkeypatch.setenv("REGARD_CPU", target)
-        spec = work.spec_of(problem_from(q, k, v), chosen(), 150, False)
+        spec = forward_spec.spec_of(problem_from(q, k, v), chosen(), 150, False)
         assert spec.pipelined == (target == "pipelined" and not spec.amx)
         got = regard.attention(q, k, v, **WOVEN[name], engine="cpu")
         arrays = [got] if isinstance(got, np.ndarray) else [got[0], got[1].lse, got[1].entropy, got[1].max]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.schedule import fields, work
+from regard.engines.cpu.schedule import fields, stages, work
+from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
 from regard.ops.attention import problem_from
@@ -109,9 +110,8 @@ def groups(rows: int, threads: int = 1, **options: Any) -> list[int]:
     target = targets()["avx512"]
     x = np.zeros((4, rows * target.lanes(8) * target.tile[1], 8))
     p = problem_from(x, x, x, **options)
-    (stage,) = work.schedule_for(
-        p, target, work.KernelResults(x, x[..., 0].copy(), None, None), range(p.n_q), threads
-    ).stages
+    results = work.KernelResults(x, x[..., 0].copy(), None, None)
+    (stage,) = work.schedule_for(p, target, results, arrays_of(p, results.own(p)), range(p.n_q), threads).stages
     return sorted(np.diff(stage.bounds)[:, 0].tolist())
 
 
@@ -140,7 +140,7 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
     ]:
         p = problem_from(q, key, key, **options)
         results = work.KernelResults(np.zeros_like(q), q[..., 0].copy(), None, None)
-        (stage,) = work.schedule_for(p, target, results, range(1), threads).stages
+        (stage,) = work.schedule_for(p, target, results, arrays_of(p, results.own(p)), range(1), threads).stages
         spec = results.spec(p, target, 1)
         assert (stage.blocks[:, spec.block_fields.index("lanes")] == heads).all()
         assert sorted(np.diff(stage.bounds)[:, 0].tolist()) == expected
@@ -163,7 +163,7 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
     p = problem_from(x, x, x, **MASKS[name])
     results = work.KernelResults(x, x[..., 0].copy(), None, None)
     spec = replace(results.spec(p, target, n), lanes=lanes)
-    ((tiles, blocks),) = work.LaunchStages(spec, p, results, range(n), 1).chunks()
+    ((tiles, blocks),) = stages.LaunchStages(spec, p, arrays_of(p, results.own(p)), range(n), 1).chunks()
     visible = regard.attention(x, x, x, return_weights=True, engine="tiled", **MASKS[name])[1][0] > 0
     left_out = 0
     for block in blocks:
@@ -208,4 +208,4 @@ def test_arrays_that_a_kernel_would_misread_are_refused() -> None:
         (x, np.zeros((1, 20)), "lse must have the axes head, row and 4 bytes for a number"),
     ]:
         with pytest.raises(ValueError, match=message):
-            work.schedule_for(p, target, work.KernelResults(out, lse, None, None), range(20), 1)
+            work.run(p, target, work.KernelResults(out, lse, None, None))

@@ -9,7 +9,8 @@ from llvmlite import binding as llvm
 
 import regard
 from regard.core.parts import scores_alone
-from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule import stages, work
+from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.second_work import second_spec
 from regard.engines.cpu.schedule.second_work import source as second_source
 from regard.engines.cpu.target import cache
@@ -81,7 +82,7 @@ def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytes
 def test_neon_compiles(dtype: Any) -> None:
     neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **OPTIONS["window"], observe=OBSERVE)
     second = second_spec(scores_alone(p), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
-    for code in (second_source(second, neon), work.source(work.spec_of(p, neon, p.n_q, False, best=8), neon)):
+    for code in (second_source(second, neon), work.source(spec_of(p, neon, p.n_q, False, best=8), neon)):
         assert llvm.ObjectFileRef.from_data(cache.compile_object(code, neon, "neon")).sections()
 
 
@@ -95,7 +96,7 @@ def test_what_is_asked_beside_a_sum_changes_no_bit_of_it() -> None:
 
 def test_waves_of_items_are_summed_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(900, 400)
-    monkeypatch.setattr(work, "CHUNK_BLOCKS", 4)
+    monkeypatch.setattr(stages, "CHUNK_BLOCKS", 4)
     found = []
     for threads in (1, 3):
         regard.set_num_threads(threads)

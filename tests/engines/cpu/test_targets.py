@@ -13,7 +13,8 @@ import regard
 from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Outputs
-from regard.engines.cpu.schedule.work import source, spec_of
+from regard.engines.cpu.schedule.forward_spec import spec_of
+from regard.engines.cpu.schedule.work import source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets

@@ -141,10 +141,10 @@ def repeatable_call(p: Problem, dense: bool = False) -> Any:
 
     It takes the addresses of query, key, value, out and lse. dense: a bias and dense masks may follow.
     """
-    from regard.engines.cpu.schedule import work
+    from regard.engines.cpu.schedule.repeated_calls import repeated_call
     from regard.engines.cpu.target.instructions import chosen
 
-    return work.repeated_call(p, chosen(), dense)
+    return repeated_call(p, chosen(), dense)
 
 
 def decode_step(p: Problem) -> Any:

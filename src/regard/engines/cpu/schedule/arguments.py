@@ -2,10 +2,18 @@
 
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from regard.core.problem import Problem
+from regard.engines.cpu.schedule.fields import address_of
 from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import (
+    KEYS,
+    split_bits,
+)
+from regard.rules import Program, Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array | None]
@@ -46,3 +54,65 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
             if array.shape[axis] > 1 and array.strides[axis] != step:
                 raise ValueError(f"{name} must be contiguous along {x.axes[axis]}, got strides {array.strides}")
             step *= array.shape[axis]
+
+
+_tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
+
+
+def by_head(p: Problem, x: Array) -> Array:
+    """Return the sink of each query head."""
+    return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
+
+
+def programs(p: Problem) -> list[tuple[str, Program]]:
+    """Return the rules of a call, with the prefixes of their fields."""
+    nodes = (("mask", p.mask_node), ("score", p.score_node))
+    return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+
+
+def arrays_of(p: Problem, own: Arrays) -> Arrays:
+    """Return the arrays of a problem, and some of a call's own, by the names of operands."""
+    found = {"q": p.query, "k": p.key, "v": p.value, **own}
+    if p.bias is not None:
+        found["bias"] = p.dense(p.bias)
+    if p.sink is not None:
+        found["sink"] = by_head(p, p.sink)
+    for n, x in enumerate(dense_masks(p)):
+        found[f"dense{n}"] = x
+    return found
+
+
+def field_values(p: Problem, spec: KernelSpec, arrays: Arrays) -> dict[str, int | float]:
+    """Return the fields that a schedule stores: numbers, strides and rules, without addresses of arrays."""
+    j0 = p.origin[2]
+    values: dict[str, int | float] = {
+        "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
+        "scale": float(p.scale), "row_head": p.n_q, "split_bits": split_bits(p.d, p.dtype.itemsize),
+        "threshold": int(p.dropout * 2**32), "keep_scale": float(p.compute.type(1 / (1 - p.dropout))),
+        **strides_of(spec, arrays),
+    }  # fmt: skip
+    for rule in (spec.mask, spec.score):
+        if rule is None:
+            continue
+        values |= {f"{rule.prefix}_number{n}": number for n, number in enumerate(rule.program.numbers)}
+        for n, table in enumerate(rule.program.tables):
+            name = f"{rule.prefix}_table{n}"
+            values[name] = address_of(table_array(table, p.compute))
+            values |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return values
+
+
+def table_array(table: Table, real: Any) -> Array:
+    """Return the array of a table as kernels read it: the call's float type, or int64."""
+    cached = _tables.setdefault(table, {})
+    dtype = np.dtype(real if table.kind == "float" else np.int64)
+    if dtype not in cached:
+        cached.setdefault(
+            dtype, np.ascontiguousarray(table.array, dtype)
+        )  # one for all threads: schedules store its address
+    return cached[dtype]
+
+
+def dense_masks(p: Problem) -> list[Array]:
+    """Return the dense masks (..., h, n_q, n_k) as bytes; views."""
+    return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]

@@ -10,10 +10,10 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays
+from regard.engines.cpu.schedule.arguments import Arrays, by_head
 from regard.engines.cpu.schedule.block_mask import hides
+from regard.engines.cpu.schedule.forward_spec import prefill_spec
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, prefill_spec
 from regard.engines.cpu.spec.operands import RuleArguments
 from regard.engines.cpu.spec.scratch import padded
 from regard.engines.cpu.spec.specs import PARTIAL_SUMS, BackwardSpec, TableRead

@@ -8,10 +8,9 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
-from regard.engines.cpu.schedule.arguments import Arrays
+from regard.engines.cpu.schedule.arguments import Arrays, by_head
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays, ScoreDerivatives, score_derivatives
 from regard.engines.cpu.schedule.backward_work import run
-from regard.engines.cpu.schedule.work import by_head
 from regard.engines.cpu.spec.specs import BackwardSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Table

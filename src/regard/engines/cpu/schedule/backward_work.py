@@ -17,21 +17,12 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
-from regard.engines.cpu.schedule.arguments import check, layout_of
+from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values, layout_of, programs
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
-from regard.engines.cpu.schedule.work import (
-    CHUNK_BLOCKS,
-    PORTION,
-    LaunchStages,
-    arrays_of,
-    cached,
-    field_values,
-    in_portions,
-    programs,
-    run_work_groups,
-    threads_for,
-)
+from regard.engines.cpu.schedule.launches import PORTION, in_portions, run_work_groups
+from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
+from regard.engines.cpu.schedule.work import cached, threads_for
 from regard.engines.cpu.spec.operands import BACKWARD, BASES, BLOCKS, SEED, TILE_LIST, fields_of
 from regard.engines.cpu.spec.scratch import backward_scratch_size
 from regard.engines.cpu.spec.specs import PARTIAL_SUMS, TRAINED_WORK_GROUP, BackwardSpec
@@ -67,14 +58,15 @@ def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
     """
     count = p.batch * p.heads * p.n_q
     if count:
-        schedule_for(p, target, arrays, threads_for(p, count)).run(p, arrays)
+        found = arrays_of(p, arrays.own(p))
+        schedule_for(p, target, arrays, found, threads_for(p, count)).run(p, arrays, found)
     return arrays.result(target)
 
 
-def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, threads: int) -> "BackwardSchedule":
+def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, found: Arrays, threads: int) -> "BackwardSchedule":
     """Return the schedule of a call, cached if nothing that it depends on has changed."""
-    call = (arrays.name, target.name, threads, *layout_of(arrays.own(p).values()), *arrays.identity)
-    return cached(call, p, lambda: BackwardSchedule(p, target, arrays, threads))
+    call = (arrays.name, target.name, threads, *layout_of(found.values()), *arrays.identity)
+    return cached(call, p, lambda: BackwardSchedule(p, target, arrays, found, threads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +104,12 @@ class BackwardChunk:
 class BackwardSchedule:
     """The work of a call, without addresses."""
 
-    def __init__(self, p: Problem, target: Target, arrays: BackwardArrays, threads: int):
+    def __init__(self, p: Problem, target: Target, arrays: BackwardArrays, found: Arrays, threads: int):
         self.target, self.threads = target, threads
         spec = arrays.spec(target)
-        found = arrays_of(p, arrays)
         check(spec, found)
         self.key, self.names, self.count = spec.key, spec.fields, spec.block_fields.index("count")
-        self.addresses, self.has_masks = tuple(spec.operands), bool(spec.dense)
+        self.addresses = tuple(spec.operands)
         self.products = spec.lanes * KEYS * (3 * p.d + 2 * p.d_v)
         # Rules of different calls hold the same tables; schedules know them by index.
         every = _tables(p)
@@ -132,7 +123,7 @@ class BackwardSchedule:
             **{self.names[at + 1]: every[n].array.size * p.compute.itemsize for at, n in self.trained},
         }  # fmt: skip
         self.fields = pack_fields(self.names, values)
-        self.chunks: Iterable[BackwardChunk] = BackwardChunks(spec, p, arrays, threads)
+        self.chunks: Iterable[BackwardChunk] = BackwardChunks(spec, p, arrays, found, threads)
 
     def materialize(self) -> bool:
         if not isinstance(self.chunks, BackwardChunks) or not self.chunks.short:
@@ -140,7 +131,7 @@ class BackwardSchedule:
         self.chunks = tuple(self.chunks)
         return True
 
-    def run(self, p: Problem, arrays: BackwardArrays) -> None:
+    def run(self, p: Problem, arrays: BackwardArrays, found: Arrays) -> None:
         def code() -> str:
             return arrays.source(arrays.spec(self.target), self.target)
 
@@ -152,7 +143,6 @@ class BackwardSchedule:
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
             for at, n in self.tangent_tables:
                 fields[at] = address_of(arrays.tables[every[n]])
-        found = arrays_of(p, arrays, self.has_masks)
         bases = array("Q", [base_of(found.get(name)) for name in self.addresses])
         fields[BASES] = bases.buffer_info()[0]
         for chunk in self.chunks:
@@ -188,8 +178,8 @@ FROM, TO = (fields_of(BACKWARD).index(x) for x in ("from", "to"))
 class BackwardChunks(LaunchStages):
     """The chunks of a schedule, computed anew by each iteration."""
 
-    def __init__(self, spec: BackwardSpec, p: Problem, arrays: BackwardArrays, threads: int):
-        super().__init__(spec, p, arrays, range(p.n_q), threads)
+    def __init__(self, spec: BackwardSpec, p: Problem, arrays: BackwardArrays, found: Arrays, threads: int):
+        super().__init__(spec, p, found, range(p.n_q), threads)
         self.sums, self.backward = arrays, spec
         # Groups end where row ranges do, which must not change the order of a table's tiles.
         self.work_group, self.step = (

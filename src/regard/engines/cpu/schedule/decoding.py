@@ -12,20 +12,13 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
+from regard.engines.cpu.schedule.arguments import arrays_of, field_values
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
-from regard.engines.cpu.schedule.work import (
-    KernelResults,
-    LaunchStage,
-    LaunchStages,
-    RepeatedStage,
-    arrays_of,
-    field_values,
-    launch,
-    source,
-    spec_of,
-    threads_for,
-    without_options,
-)
+from regard.engines.cpu.schedule.forward_spec import spec_of
+from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, launch
+from regard.engines.cpu.schedule.repeated_calls import without_options
+from regard.engines.cpu.schedule.stages import LaunchStages
+from regard.engines.cpu.schedule.work import KernelResults, source, threads_for
 from regard.engines.cpu.spec.operands import BASES, BLOCKS, FIELDS, TILE_LIST
 from regard.engines.cpu.spec.tiles import KEYS, tile_word
 from regard.engines.cpu.target import cache
@@ -48,7 +41,7 @@ class DecodeStep:
         self.results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
         spec = self.spec = spec_of(p, target, 1, *self.results.options)
         self.kernel = cache.kernel(spec.key, "forward", target, lambda: source(spec, target))
-        arrays = arrays_of(p, self.results)
+        arrays = arrays_of(p, self.results.own(p))
         self.fields = pack_fields(spec.fields, field_values(p, spec, arrays))
         self.heads = [spec.fields.index(f"{name}_head") for name in "kv"]
         self.field = spec.block_fields.index
@@ -111,7 +104,7 @@ class DecodeStep:
             self.stages[0].blocks[:, self.field("count")] = tiles
         else:
             self.strides = ()
-            self.stages = tuple(LaunchStages(self.spec, p, self.results, range(1), threads))
+            self.stages = tuple(LaunchStages(self.spec, p, arrays_of(p, self.results.own(p)), range(1), threads))
             split_state = self.stages[0].split_state  # all stages have one, or none
             self.split_state = np.empty(split_state, np.uint8) if split_state else None
             self.bases[self.field("split_state")] = base_of(self.split_state)

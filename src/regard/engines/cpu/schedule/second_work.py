@@ -15,18 +15,12 @@ from regard.core.parts import scores_alone
 from regard.core.problem import Problem
 from regard.core.statistics import Profile, Statistic, bin_edges
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import check
+from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
-from regard.engines.cpu.schedule.work import (
-    SMALL,
-    KernelResults,
-    LaunchStages,
-    arrays_of,
-    field_values,
-    in_portions,
-    run_work_groups,
-    spec_of,
-)
+from regard.engines.cpu.schedule.forward_spec import spec_of
+from regard.engines.cpu.schedule.launches import in_portions, run_work_groups
+from regard.engines.cpu.schedule.stages import LaunchStages
+from regard.engines.cpu.schedule.work import SMALL, KernelResults
 from regard.engines.cpu.spec.operands import BASES, BLOCKS, TILE_LIST
 from regard.engines.cpu.spec.scratch import scratch_size
 from regard.engines.cpu.spec.specs import KernelSpec, SecondPassSpec
@@ -60,8 +54,8 @@ def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic
 class PartialStages(LaunchStages):
     """Stages with query blocks of one head each, within the parts of a head."""
 
-    def __init__(self, spec: KernelSpec, p: Problem, results: KernelResults, edges: list[int], threads: int):
-        super().__init__(spec, p, results, range(p.n_q), threads)
+    def __init__(self, spec: KernelSpec, p: Problem, arrays: Arrays, edges: list[int], threads: int):
+        super().__init__(spec, p, arrays, range(p.n_q), threads)
         self.part_edges = edges
 
     @cached_property
@@ -144,13 +138,13 @@ class Pass:
         of_row = np.append((np.searchsorted(self.row_edges, np.arange(p.n_q), side="right") - 1) * width, -1)
         firsts = np.maximum(np.arange(-(p.origin[2] % KEYS), p.n_k, KEYS), 0)
         of_tile = np.searchsorted(self.col_edges, firsts, side="right") - 1
-        arrays = arrays_of(p, self.results)
+        arrays = arrays_of(p, self.results.own(p))
         bins = {"row_bins": of_row, "tile_bins": of_tile, "edges": self.col_edges}
         check(spec, {**arrays, **self.totals, **bins})
         values = field_values(p, spec, arrays) | {name: address_of(x) for name, x in bins.items()}
         fields = pack_fields(spec.fields, values)
         scratch = Scratch(scratch_size(self.spec, WORK_GROUP, p.d, 0) * self.spec.real.size)
-        stages = PartialStages(spec, p, self.results, self.part_edges, self.threads)
+        stages = PartialStages(spec, p, arrays, self.part_edges, self.threads)
         bases = array("Q", [0] * len(spec.block_fields))
         for name, x in {**arrays, **self.totals}.items():
             if name in spec.block_fields:

@@ -10,8 +10,9 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays
-from regard.engines.cpu.schedule.work import KernelResults, by_head, programs, run, spec_of, table_array
+from regard.engines.cpu.schedule.arguments import Arrays, by_head, programs, table_array
+from regard.engines.cpu.schedule.forward_spec import spec_of
+from regard.engines.cpu.schedule.work import KernelResults, run
 from regard.engines.cpu.spec.specs import KernelSpec, TangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table, tangent

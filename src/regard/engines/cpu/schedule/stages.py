@@ -1,0 +1,328 @@
+"""Stages: the query blocks of a call, the tiles that each may see, and work groups.
+
+Long calls evaluate their rules for CHUNK_BLOCKS query blocks at a time and keep no result of it, so that memory does
+not grow with n_q · n_k.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import Problem
+from regard.engines.cpu.schedule.arguments import Arrays, dense_masks
+from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
+from regard.engines.cpu.schedule.forward_spec import heads_in_rows
+from regard.engines.cpu.schedule.launches import LaunchStage, in_portions
+from regard.engines.cpu.spec.scratch import scratch_size, split_scratch
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import (
+    KEYS,
+    PART,
+    TILE_BITS,
+    TILE_WORD,
+    WIDE_WORK_GROUP,
+    WORK_GROUP,
+    split_bits,
+    tile_word,
+)
+from regard.engines.cpu.target.instructions import chosen
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, classify, reads, visible_tiles
+from regard.rules.expression import Node, make
+from regard.runtime.forks import cached_property
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CHUNK_BLOCKS = 64  # query blocks whose tiles are found together
+LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
+LEAST_WORK_GROUP = 4  # query blocks of a work group at least: they share what is read of K and V
+HALVINGS = 4  # halvings of the work groups that start last
+BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
+BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
+
+
+class LaunchStages:
+    """The stages of a schedule, computed anew by each iteration."""
+
+    def __init__(self, spec: KernelSpec, p: Problem, arrays: Arrays, rows: range, threads: int):
+        self.spec, self.p, self.arrays, self.rows, self.threads = spec, p, arrays, rows, threads
+
+    @cached_property
+    def grid(self) -> tuple[Array, Array]:
+        """Heads (first, count) and rows (first, count) of query blocks.
+
+        Blocks have whole heads where they fit.
+        """
+        p, count, lanes, first = self.p, len(self.rows), self.spec.lanes, self.rows.start
+        whole, step = p.group, min(p.group, lanes // count) if count <= lanes else 1
+        if self.spec.packed_vectors:
+            # Rows that are read whole are faster, but each thread should have two key splits.
+            splits = -(-p.n_k // (KEYS << split_bits(p.d, p.dtype.itemsize)))
+            most = p.heads * p.batch * splits // (2 * self.threads) if self.threads > 1 else p.heads
+            whole, step = p.heads, max(1, min(lanes // count, most) // p.group) * p.group
+        elif self.spec.decode_rows:
+            step = min(p.group, self.spec.decode_rows // count)
+        starts = (np.arange(0, p.heads, whole)[:, None] + np.arange(0, whole, step)).reshape(-1)
+        heads = np.stack([starts, np.minimum(step, whole - starts % whole)], axis=1)
+        rows = np.arange(first, self.rows.stop, lanes)
+        return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
+
+    @cached_property
+    def masks(self) -> list[tuple[Array, Array]]:
+        """Return the dense masks, and a bias that hides, whose blocks are classified.
+
+        Also as (..., h, n_q, n_k).
+
+        Empty for calls that would not gain by it.
+        """
+        p = self.p
+        if p.n_k <= KEYS or p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
+            return []
+        arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
+        found = list(zip(arrays, dense_masks(p), strict=True))
+        if p.bias is not None and hides(p.dense(p.bias)):
+            found.append((p.bias, p.dense(p.bias)))
+        return [(x, view) for x, view in found if view.strides[-1] == view.itemsize]
+
+    @cached_property
+    def mask(self) -> Node | None:
+        """Return the mask that hides whole blocks, a hiding bias included."""
+        mask, bias = self.p.mask_node, self.p.bias
+        if not any(x is bias for x, _ in self.masks):
+            return mask
+        visible = make("dense", "bool", (), bias)
+        return visible if mask is None else make("logical_and", "bool", (mask, visible))
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """Return the indices, such as "b" and "h", that lists of tiles depend on."""
+        views = [view for _, view in self.masks]
+        found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
+        return reads(*self.p.rules.hiding) | found
+
+    @property
+    def short(self) -> bool:
+        """True if the stages are small enough to cache.
+
+        Stages that depend on the contents of arrays are never cached.
+        """
+        p, (heads, rows) = self.p, self.grid
+        if self.masks:
+            return False
+        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.rules.hiding else 0
+        return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
+
+    def __iter__(self) -> Iterator[LaunchStage]:
+        for tiles, blocks in self.chunks():
+            if self.threads > 1 and len(blocks) < 2 * self.threads:
+                yield from self.split(tiles, blocks)
+            else:
+                yield self.stage(tiles, blocks)
+
+    def field(self, name: str) -> int:
+        return self.spec.block_fields.index(name)
+
+    def stage(self, tiles: Array, blocks: Array, split_state: int = 0, most: int = WIDE_WORK_GROUP) -> LaunchStage:
+        """Form work groups of query blocks, the longest first.
+
+        Their blocks share keys and values, or pages of them.
+        """
+        all_heads = self.spec.decode_rows and heads_in_rows(self.p.key)
+        # Under a window, only as many query blocks as one of them sees keys share any.
+        tiles_of = blocks[:, self.field("count")]
+        longest = int(tiles_of.max())
+        by_signature = -(-longest * KEYS // self.spec.lanes)
+        products = self.spec.lanes * KEYS * max(1, self.p.d + self.p.d_v)  # heads may have no features
+        size = min(
+            most, max(WORK_GROUP, by_signature), max(LEAST_WORK_GROUP, LONG_WORK_GROUP // (products * max(1, longest)))
+        )
+        if self.threads > 1:  # enough work groups that threads end at about the same time
+            each = len(blocks) // self.threads
+            size = max(1, min(size, each if all_heads else each // 8))
+        # Where rows hold several heads, all of them use some rows before the next.
+        alike = [self.field(name) for name in (["b"] if all_heads else ["k", "v"])]
+        shared = (np.diff(blocks[:, alike], axis=0) == 0).all(axis=1)
+        ends = np.append(np.flatnonzero(~shared) + 1, len(blocks)).tolist()
+        starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
+        bounds = np.array([starts, [*starts[1:], len(blocks)]], np.int64).T.copy()
+        if len(bounds) > 1:
+            cost = np.add.reduceat(blocks[:, self.field("count")], bounds[:, 0])
+            bounds = bounds[np.argsort(-cost, kind="stable")]
+        if self.threads > 1 and not self.spec.decode_rows:
+            # Halve the last work groups repeatedly, so that threads, which may differ in speed, end together.
+            for _ in range(HALVINGS):
+                last = bounds[-2 * self.threads :]
+                middle = last.mean(axis=1, dtype=np.int64)
+                halves = np.stack([last[:, 0], middle, middle, last[:, 1]], axis=1).reshape(-1, 2)
+                bounds = np.concatenate([bounds[: -2 * self.threads], halves[halves[:, 0] < halves[:, 1]]])
+        most = int((bounds[:, 1] - bounds[:, 0]).max())
+        scratch = scratch_size(self.spec, most, self.p.d, self.p.d_v) * self.spec.real.size
+        return LaunchStage(tiles, blocks, bounds, scratch, split_state, in_portions(bounds, tiles_of, products))
+
+    def split(self, tiles: Array, blocks: Array) -> Iterator[LaunchStage]:
+        """Yield stages for few query blocks with many keys.
+
+        Each key split runs by itself; then they are merged.
+        """
+        spec, p = self.spec, self.p
+        size = sum(split_scratch(spec, p.d_v).values()) * spec.real.size
+        splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
+        made, numbers = [], []
+        for block in blocks:
+            own = splits[block[self.field("tiles")] :][: block[self.field("count")]]
+            starts = np.flatnonzero(np.diff(own, prepend=-1))
+            part = np.repeat(block[None], len(starts), axis=0)
+            part[:, self.field("tiles")] += starts
+            part[:, self.field("count")] = np.diff(starts, append=len(own))
+            made.append(part)
+            numbers.append(len(starts))
+        if max(numbers) < 2:
+            yield self.stage(tiles, blocks)
+            return
+        each, merged = np.concatenate(made), blocks.copy()
+        each[:, self.field("split_state")] = size * np.arange(len(each))
+        merged[:, self.field("split_state")] = size * np.append(0, np.cumsum(numbers[:-1]))
+        merged[:, self.field("splits")], merged[:, self.field("count")] = numbers, 0
+        yield self.stage(tiles, each, size * len(each), most=1)
+        yield self.stage(tiles, merged, size * len(each))
+
+    def chunks(self, size: int = CHUNK_BLOCKS) -> Iterator[tuple[Array, Array]]:
+        """Yield lists of tiles, and query blocks that index them.
+
+        size: rows of blocks at a time.
+        """
+        p, (heads, rows) = self.p, self.grid
+        shift = p.origin[2] % KEYS
+        tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
+        everyone = range(p.batch)
+        if (self.mask is None and p.rules.hiding_node is None) or len(tiles) <= 1:
+            # One tile is not worth a look at what it hides.
+            zero = np.zeros(len(rows), np.int64)
+            mixed = KEYS if p.rules.hiding else 0
+            word = tile_word(tiles, mixed_stop=mixed)
+            yield word, self.block_table(everyone, heads, rows, zero, zero + len(tiles))
+            return
+        edges, reading = p.extents.key_edges(KEYS), self.varying
+        height, target = max(1, self.spec.lanes // 2), chosen()
+        masks = {id(x): BlockMask(view, self.rows.start, height, target, self.threads) for x, view in self.masks}
+        dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
+        apart = heads if "h" in reading else np.array([[0, p.heads]])
+        alike = "b" not in reading and len(set(p.offset.tolist())) == 1
+        for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
+            # Later rows first: under a causal mask they see more.
+            for stop in range(len(rows), 0, -size):
+                band = rows[max(stop - size, 0) : stop][::-1]
+                lists, parts, length = [], [], 0
+                for first, count in apart.tolist():
+                    ranges = p.extents.ranges(
+                        batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1
+                    )
+                    ranges = replace(ranges, dense=dense)
+                    found, begin, number = self.visible(ranges, edges)
+                    own = heads[heads[:, 0] == first] if "h" in reading else heads
+                    parts.append(self.block_table(batch, own, band, begin + length, number))
+                    lists.append(found)
+                    length += len(found)
+                yield np.concatenate(lists), np.concatenate(parts)
+
+    def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
+        """Return the tiles of some query blocks.
+
+        With them come where each block's begin, and their number.
+        """
+        p = self.p
+        row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
+        fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
+        mixed = np.flatnonzero(visibility != EVERYTHING)
+        if len(mixed):
+            for some in np.split(mixed, range(BLOCK_TILES, len(mixed), BLOCK_TILES)):
+                for name, x in self.parts(ranges, row[some], tile[some], edges).items():
+                    fields[name][some] = x
+            live = fields["stop"] > 0
+            row, tile, fields = row[live], tile[live], {name: x[live] for name, x in fields.items()}
+        begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
+        return tile_word(tile, **fields), begin[:-1], np.diff(begin)
+
+    def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> dict[str, Array]:
+        """Classify the parts of tiles; return the fields of `tile_word`."""
+        p = self.p
+        start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
+        low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
+        outside = low > high
+        # Each half of a full block by itself; in other blocks both halves are the block.
+        least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
+        full = greatest - least + 1 == self.spec.lanes
+        middle = least + self.spec.lanes // 2
+        halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
+        visibilities = [
+            classify(self.mask, p.rules.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+            for i in halves[: 1 + full.any()]
+        ]
+        seen = [(x != NOTHING) & ~outside for x in visibilities]
+        first, stop = _ends(seen[0] | seen[-1])
+        number = np.arange(0, KEYS, PART)
+        between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
+        mixed_first, mixed_stop = _ends(((visibilities[0] != EVERYTHING) | (visibilities[-1] != EVERYTHING)) & between)
+        (first_0, stop_0), (first_1, stop_1) = _ends(seen[0]), _ends(seen[-1])
+        both_first, both_stop = np.maximum(first_0, first_1), np.minimum(stop_0, stop_1)
+        # Where one half sees nothing, all is the other's; where they are disjoint, all is both's.
+        nobody = (stop_0 == 0) | (stop_1 == 0)
+        apart = ~nobody & (both_first > both_stop)
+        return {
+            "first": first,
+            "stop": stop,
+            "mixed_first": mixed_first,
+            "mixed_stop": mixed_stop,
+            "both_first": np.where(nobody, stop, np.where(apart, first, both_first)),
+            "both_stop": np.where(nobody | apart, stop, both_stop),
+            "early": np.where(nobody, stop_0 == 0, first_1 < first_0).astype(np.int64),
+            "late": (stop_1 > stop_0).astype(np.int64),
+        }
+
+    def block_table(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
+        """Return query blocks (batch × heads × rows, fields) of some batch elements."""
+        p = self.p
+        made = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
+        column = {name: made[..., n] for n, name in enumerate(self.spec.block_fields)}
+        h, first = heads[:, 0, None], rows[:, 0]
+        b = np.arange(batch.start, batch.stop)[:, None, None]
+
+        for name, operand in self.spec.operands.items():
+            x, keep, shared = self.arrays.get(name), len(operand.axes), operand.shared
+            if x is not None and operand.by_block:
+                step, width = x.strides[-keep], 0 if shared else x.strides[1 - keep]
+                place = (h // p.group if shared else h) * step + first * width
+                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + place
+        column["b"][...] = p.origin[0] + b
+        column["h"][...] = p.origin[1] + h
+        column["head"][...] = h
+        column["i"][...] = first + p.offset[b]
+        column["rows"][...] = rows[:, 1]
+        column["lanes"][...] = rows[:, 1] * heads[:, 1, None]
+        column["tiles"][...] = begin
+        column["count"][...] = number
+        return made.reshape(-1, len(self.spec.block_fields))
+
+
+def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
+    """Return the byte offset of each batch element.
+
+    The array broadcasts to the leading shape.
+    """
+    offsets = np.zeros(1, np.int64)
+    given = x.ndim - keep
+    for axis, size in enumerate(lead):
+        own = axis - (len(lead) - given)
+        step = x.strides[own] if own >= 0 and x.shape[own] != 1 else 0
+        offsets = (offsets[:, None] + step * np.arange(size)).reshape(-1)
+    return offsets
+
+
+def _ends(marked: Array) -> tuple[Array, Array]:
+    """Return the first key of the first marked part, and the key after the last.
+
+    Both are 0 for rows without a marked part.
+    """
+    any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
+    return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
