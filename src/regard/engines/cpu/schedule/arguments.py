@@ -9,10 +9,7 @@ import numpy as np
 from regard.core.problem import Problem
 from regard.engines.cpu.schedule.fields import address_of
 from regard.engines.cpu.spec.specs import KernelSpec
-from regard.engines.cpu.spec.tiles import (
-    KEYS,
-    split_bits,
-)
+from regard.engines.cpu.spec.tiles import KEYS, split_bits
 from regard.rules import Program, Table
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,14 +9,9 @@ import numpy as np
 from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.schedule.arguments import programs
-from regard.engines.cpu.spec.operands import (
-    RuleArguments,
-    integer_type,
-)
+from regard.engines.cpu.spec.operands import RuleArguments, integer_type
 from regard.engines.cpu.spec.specs import KernelSpec
-from regard.engines.cpu.spec.tiles import (
-    multiple,
-)
+from regard.engines.cpu.spec.tiles import multiple
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, reads
 

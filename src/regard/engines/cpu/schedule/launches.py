@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.schedule.fields import address_of
-from regard.engines.cpu.spec.operands import (
-    BLOCKS,
-    COUNT,
-    SCRATCH,
-    TAKEN,
-    WORK_GROUPS,
-)
+from regard.engines.cpu.spec.operands import BLOCKS, COUNT, SCRATCH, TAKEN, WORK_GROUPS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.runtime.threads import Scratch, ThreadTeam, spread, team_for

@@ -7,26 +7,12 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.engines.cpu.schedule.arguments import (
-    arrays_of,
-    dense_masks,
-    programs,
-)
+from regard.engines.cpu.schedule.arguments import arrays_of, dense_masks, programs
 from regard.engines.cpu.schedule.fields import address_of
 from regard.engines.cpu.schedule.forward_spec import spec_of
-from regard.engines.cpu.schedule.launches import (
-    RepeatedStage,
-    address_in,
-    launch,
-)
+from regard.engines.cpu.schedule.launches import RepeatedStage, address_in, launch
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, source, threads_for
-from regard.engines.cpu.spec.operands import (
-    BASES,
-    BLOCKS,
-    FORWARD,
-    TILE_LIST,
-    block_fields_of,
-)
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, FORWARD, TILE_LIST, block_fields_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.threads import team_for

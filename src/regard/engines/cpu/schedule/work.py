@@ -13,30 +13,15 @@ import numpy as np
 
 from regard.core.problem import Problem
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import (
-    Arrays,
-    arrays_of,
-    check,
-    field_values,
-    layout_of,
-    programs,
-)
+from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values, layout_of, programs
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import LaunchStage, launch
 from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
-from regard.engines.cpu.spec.operands import (
-    BASES,
-    BLOCKS,
-    SEED,
-    TILE_LIST,
-)
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, SEED, TILE_LIST
 from regard.engines.cpu.spec.scratch import scratch_size
 from regard.engines.cpu.spec.specs import KernelSpec
-from regard.engines.cpu.spec.tiles import (
-    KEYS,
-    WIDE_WORK_GROUP,
-)
+from regard.engines.cpu.spec.tiles import KEYS, WIDE_WORK_GROUP
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.rules import reads
