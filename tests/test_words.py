@@ -27,7 +27,7 @@ OPENINGS = {"What", "Whether", "Where", "How", "Of", "As"}
 DESCRIBED = (".", "engines/cpu")
 FIRST_LINE = 80
 LONG = (
-    "engines/cpu/kernels", "engines/cpu/wasm", "engines/cpu/schedule/work.py", "engines/observed.py",
+    "engines/cpu/kernels", "engines/cpu/wasm", "engines/observed.py",
     "viewer/serve/export.py", "viewer/serve/notebook.py",
 )  # fmt: skip
 

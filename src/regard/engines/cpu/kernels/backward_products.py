@@ -1,4 +1,4 @@
-"""Products of a tile in backward: by vectors, and by vectors without what a mask hides.
+"""Products of a tile in backward by vectors, with hidden pairs or without.
 
 Hidden pairs of query and key have the weight −0, which no other weight is. It counts as 0 in sums. Where a row of Q, K,
 V or dO is not finite, so that 0 · NaN would be NaN, it marks the products to leave out.
@@ -33,7 +33,7 @@ class Columns:
 
 
 class GradientProducts(ABC):
-    """dQᵀ += Kᵀ dTᵀ with a query in every lane, and dV += (P · D)ᵀ dO and dK += dTᵀ Q with features in lanes."""
+    """Products that add to dQ, with queries in lanes, and to dV and dK, with features."""
 
     def __init__(self, lanes: Lanes, spec: BackwardSpec, factors: Factors):
         self.k, self.lanes, self.spec, self.factors = lanes.k, lanes, spec, factors
@@ -148,7 +148,7 @@ class VectorProducts(GradientProducts):
 
 
 class VisibleProducts(GradientProducts):
-    """Products without the pairs that a mask hides, in the order of the sums of the others."""
+    """Products without hidden pairs, in the order of the sums of the others."""
 
     @property
     def vectors(self) -> int:

@@ -1,4 +1,4 @@
-"""The rows of a query block and of a tile of keys, in the layout of backward's products."""
+"""Rows of query blocks and tiles, in the layout of backward's products."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from regard.engines.cpu.spec.tiles import KEYS
 
 @dataclass(frozen=True)
 class Rows:
-    """An array of rows that a query block stores transposed, scaled, and, unless `rows` is None, as they are."""
+    """An array of rows, stored transposed and scaled; with `rows` also as they are."""
 
     name: str
     count: Value
@@ -189,7 +189,7 @@ class KeyRows:
         self.k, self.lanes, self.spec, self.scratch = lanes.k, lanes, spec, scratch
 
     def copy(self, block: RowBlock, number: Value) -> None:
-        """Copy a tile of the block's keys and values, and store a flag if they are not finite."""
+        """Copy a tile of K and V, and store a flag if they are not finite."""
         k, spec, lanes = self.k, self.spec, self.lanes
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)

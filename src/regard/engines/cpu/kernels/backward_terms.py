@@ -55,7 +55,7 @@ class ProductTerms:
 
 
 def pick_terms(n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
-    """Return the n-th of some sums; shorter ones repeat their last term, which is absent."""
+    """Return the n-th of some sums; shorter ones repeat their last term."""
     k, terms = options[0].k, max(len(x.factors) for x in options)
     factors, vectors = (
         [k.pick_pointer(n, [x[min(m, len(x) - 1)] for x in each]) for m in range(terms)]
@@ -68,7 +68,7 @@ def pick_terms(n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
 
 
 def when_given(block: BlockRecord, spec: BackwardSpec, name: str) -> AbstractContextManager[Any]:
-    """Return a branch for an array that the call may lack, and a null context for others."""
+    """Return a branch for an array that the call may lack, or a null context."""
     return block.k.when(block.has(name)) if name in spec.varying else nullcontext()
 
 
@@ -86,7 +86,7 @@ class Factors:
         )
 
     def scores(self, tile: KeyTile) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """Return the products of scores and dP, each with the tile that is written and the number of features."""
+        """Return the products of S and dP: the tile written, features, and terms."""
         return [
             (
                 tile.scratch[into],
@@ -111,7 +111,7 @@ class Factors:
         ]
 
     def gradients(self, scratch: TileScratch, name: str) -> Pointer:
-        """Return a tile of score gradients, packed in pairs of keys where products take pairs."""
+        """Return a tile of score gradients; in pairs of keys where products take pairs."""
         return scratch[self.packed.format(name)]
 
     def weights(self, scratch: TileScratch, name: str) -> Pointer:
@@ -122,7 +122,7 @@ class Factors:
     def _terms(
         self, tile: KeyTile, terms: Terms, factor: Callable[[str], Pointer], vector: Callable[[str], Pointer]
     ) -> ProductTerms:
-        """Return a product; of two terms, each is present if the array is that a call may lack."""
+        """Return a product; each of two terms needs the array that a call may lack."""
         k, number = self.k, self.number
         factors, vectors = [factor(x).of(number) for x, _ in terms], [vector(y).of(number) for _, y in terms]
         if len(terms) == 1:

@@ -71,7 +71,10 @@ class TableGradients:
 
 
 def add_bias_gradient(lanes: Lanes, spec: BackwardSpec, tile: KeyTile) -> None:
-    """Compute dbias += dS, summed over the axes that the bias lacks; dS is in the place of the bias."""
+    """Compute dbias += dS, summed over the axes that the bias lacks.
+
+    dS is in the place of the bias.
+    """
     k, W, B, dS = lanes.k, lanes.W, lanes.B, tile.scratch.bias
     base, count = tile.block.address("dbias"), tile.block.field("lanes")
     row, key = k.integer("dbias_row"), k.integer("dbias_key")

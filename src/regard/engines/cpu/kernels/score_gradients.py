@@ -1,4 +1,4 @@
-"""From scores and dP to P · D and dT, one vector of queries and a key at a time."""
+"""P · D and dT from scores and dP, for a key and a vector of queries at a time."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -65,9 +65,9 @@ class ScoreVector:
         return self.tile.start + self.k.integer("j") + self.p
 
     def scores(self, **leaves: Value) -> tuple[list[Value], Value]:
-        """Return the results of the rule, of which the first is the score with the bias, and visibility.
+        """Return the results of the rule, and visibility.
 
-        leaves: of the rule, in addition to those of forward.
+        The first result is the score with the bias. leaves: of the rule, in addition to those of forward.
         """
         rules, rows, s = self.parts.rules, self.queries.rules, self.load("P")
         if self.spec.paired:
@@ -88,7 +88,10 @@ class ScoreVector:
         return self.parts.dropout.scale(self.queries.dropout_keys, self.key)
 
     def add(self, dS: Sequence[Value], derivatives: Sequence[Value], seen: Value) -> None:
-        """Add dS to the gradients of the bias and of tables; derivatives: the results of the rule for tables."""
+        """Add dS to the gradients of the bias and of tables.
+
+        derivatives: the results of the rule for tables.
+        """
         if self.spec.trains_bias:
             self.tile.scratch.bias[self.at] = dS[0]
         self.queries.tables.add(dS, derivatives, seen)
@@ -113,7 +116,7 @@ class ScoreGradients:
         self.rules, self.dropout, self.weights_of = rules, Dropout(lanes), weights_of
 
     def compute(self, tile: KeyTile) -> None:
-        """Compute them for all keys: first those that a mask may hide, then those on both sides."""
+        """Compute all keys: those that a mask may hide, then those on both sides."""
         k = self.k
         if not self.spec.mask:
             self._keys(tile, tile.first, tile.stop, False)

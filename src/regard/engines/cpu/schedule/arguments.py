@@ -68,7 +68,7 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
 
 
 def arrays_of(p: Problem, own: Arrays) -> Arrays:
-    """Return the arrays of a problem, and some of a call's own, by the names of operands."""
+    """Return arrays by the names of operands: the problem's, and a call's own."""
     found = {"q": p.query, "k": p.key, "v": p.value, **own}
     if p.bias is not None:
         found["bias"] = p.dense(p.bias)
@@ -80,7 +80,7 @@ def arrays_of(p: Problem, own: Arrays) -> Arrays:
 
 
 def field_values(p: Problem, spec: KernelSpec, arrays: Arrays) -> dict[str, int | float]:
-    """Return the fields that a schedule stores: numbers, strides and rules, without addresses of arrays."""
+    """Return the fields that a schedule stores: numbers, strides and rules."""
     j0 = p.origin[2]
     values: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,

@@ -1,4 +1,6 @@
-"""The spec of forward's kernel for a call: decode or prefill, their lanes, products and copies."""
+"""The spec of forward's kernel for a call.
+
+It says whether lanes are keys or queries, and how products and copies are made."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Launches: work groups of query blocks on threads, without addresses of a call's arrays.
+"""Launches of work groups on threads.
 
 Python answers signals between launches alone, so long calls are launched in portions.
 """

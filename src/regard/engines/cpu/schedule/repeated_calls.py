@@ -75,7 +75,7 @@ class RepeatedCall:
 
 
 def repeated_call(p: Problem, target: Target, dense: bool) -> RepeatedCall | None:
-    """Return a repeatable call whose rules read no tables; None for others, and large ones.
+    """Return a repeatable call; None for large ones, and rules that read tables.
 
     dense: it may have a bias and dense masks, whose blocks are not classified.
     """

@@ -1,4 +1,4 @@
-"""Stages: the query blocks of a call, the tiles that each may see, and work groups.
+"""Stages: query blocks, the tiles that each may see, and work groups.
 
 Long calls evaluate their rules for CHUNK_BLOCKS query blocks at a time and keep no result of it, so that memory does
 not grow with n_q · n_k.

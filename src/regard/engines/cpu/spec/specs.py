@@ -290,7 +290,7 @@ class BackwardSpec(KernelSpec):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Tiles S and dP, one number for each query and key, which become P · D and dT, and their tangents."""
+        """Tiles S and dP, which become P · D and dT, and their tangents."""
         return self._with_tangents("P", "dS")
 
     @property
