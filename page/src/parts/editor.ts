@@ -2,7 +2,8 @@ import type { Scene, Settings } from "../data";
 import { h, tick } from "../dom";
 import { figure, printable } from "../numbers/format";
 
-const PAUSE_MS = 250;
+/** A pause in typing, after which the text is run: as long as the last run took, within these bounds. */
+const PAUSE_MS = { least: 50, most: 250 };
 
 /** Type a text of one's own for the shipped model, and turn what its attention does. */
 export class Editor {
@@ -14,6 +15,7 @@ export class Editor {
   private readonly shown = h("output", {});
   private settings: Settings;
   private timer = 0;
+  private pause = PAUSE_MS.most;
   /** Whether a change is still to be run: no other scene's settings take its place. */
   private changed = false;
   /** The scene of what is still being typed or turned: the next one takes its place. */
@@ -93,7 +95,7 @@ export class Editor {
     Object.assign(this.settings, part);
     this.shown.textContent = figure(this.settings.temperature);
     window.clearTimeout(this.timer);
-    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), PAUSE_MS);
+    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), this.pause);
   }
 
   /** A change that is whole at once: what was there before stays. */
@@ -114,6 +116,7 @@ export class Editor {
     const asked = JSON.stringify(this.settings);
     const isLatest = (): boolean => asked === JSON.stringify(this.settings);
     this.element.classList.add("busy");
+    const begun = performance.now();
     try {
       const scene = await this.run(JSON.parse(asked) as Settings, this.draft);
       this.draft = scene.given ? "" : scene.id;
@@ -125,6 +128,7 @@ export class Editor {
       this.problem.textContent = (error as Error).message;
       this.following.textContent = ""; // it was of another text
     } finally {
+      this.pause = Math.min(PAUSE_MS.most, Math.max(PAUSE_MS.least, performance.now() - begun));
       this.element.classList.remove("busy");
     }
   }

@@ -2,7 +2,8 @@
 
 import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Words } from "../data";
 import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
-import { encoded, losses, Model, product, shares, type Options, type Trace } from "../model/model";
+import { dots, encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
+import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
 import { halfValues } from "../numbers/half";
 import { maxLevel, type Pyramid } from "../numbers/levels";
@@ -14,6 +15,8 @@ import { ComputedWeights, tileOf } from "./weights";
 /** The model that a file holds, and what is said of its scenes. */
 export interface StoredModel {
   weights: string;
+  /** The module of its products, in base64, if a compiler made one. */
+  product?: string;
   note: string;
   /** A warning of texts whose induction score says little, and the score by chance from which it is due. */
   caution: { text: string; least: number };
@@ -99,7 +102,8 @@ export class TypedTexts {
   }
 
   private get model(): Model {
-    return (this.loaded ??= new Model(bytesOf(this.stored.weights)));
+    const { weights, product } = this.stored;
+    return (this.loaded ??= new Model(bytesOf(weights), productBy(product === undefined ? undefined : bytesOf(product))));
   }
 
   /** The run of a scene; the file's own is run when it is first asked for. */
@@ -156,7 +160,7 @@ export class TypedTexts {
     const { ids, causal } = run.trace;
     return (run.summaries ??= run.weights.map((heads) =>
       heads.map((weights) => {
-        const row = rowOf(weights);
+        const row = rowsOf(this.model.product, weights);
         return summaryOf(row, weights.lse, ids, this.given.prefix, causal, this.labels);
       }),
     ));
@@ -206,7 +210,7 @@ export class TypedTexts {
       );
     const projected = (letter: string, index: string, what: string, plural: string, name: string): Matrix[] => {
       const weight = `W_${letter}[c,a]`;
-      const bare = product(x, width, w(name), width);
+      const bare = model.product(x, width, w(name), width);
       const bias = w(`${name}_bias`);
       for (let p = 0; p < bare.length; p++) bare[p] += bias[p % width];
       const formula = `${letter}′[${index},a] = ${letter === "Q" ? "X[i,c]" : "X[j,c]"} ${weight} + b_${letter}[a]`;
@@ -219,7 +223,7 @@ export class TypedTexts {
       ];
     };
     const joined = model.joined(run.trace.layers[layer]);
-    const written = product(joined, width, w("o"), width);
+    const written = model.product(joined, width, w("o"), width);
     return [
       { name: "input", symbol: "X", tensor: "X[i,c]", formula: "", values: table(x, width) },
       ...projected("Q", "i", "query", "projected queries", "q"),
@@ -289,11 +293,13 @@ function tokensOf(ids: Uint8Array, text: string): string[] {
   return tokens;
 }
 
-/** Rows of weights, 0 where a key is hidden. */
-function rowOf(weights: ComputedWeights): (i: number) => Float64Array {
-  const row = new Float64Array(weights.n_k);
+/** Rows of weights, 0 where a key is hidden; each is asked for once. */
+function rowsOf(product: Product, weights: ComputedWeights): (i: number) => Float32Array {
+  const { n_k, d, q, k, lse, scale } = weights;
+  const { rows, width } = dots(product, q, k, d);
   return (i) => {
-    for (let j = 0; j < row.length; j++) row[j] = weights.weight(i, j) || 0;
+    const row = rows.subarray(i * width, i * width + n_k);
+    for (let j = 0; j < n_k; j++) row[j] = weights.sees(i, j) ? Math.exp(scale * row[j] - lse[i]) : 0;
     return row;
   };
 }

@@ -72,11 +72,7 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
         "modules": [b64encode(x).decode("ascii") for x in modules],
     }
     if model is not None:
-        data["model"] = {
-            "weights": b64encode(model.to_safetensors()).decode("ascii"),
-            "note": ABOUT_MODEL,
-            "caution": {"text": CAUTION, "least": NOTABLE},
-        }
+        data["model"] = _model(model, compiled=bool(modules))
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
@@ -98,6 +94,20 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
             raise RuntimeError(f"the built page must hold {old} once")
         text = text.replace(old, new)
     return text
+
+
+def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
+    """Return what a page needs to run the model; with a compiler the kernel of its products too."""
+    stored = {
+        "weights": b64encode(model.to_safetensors()).decode("ascii"),
+        "note": ABOUT_MODEL,
+        "caution": {"text": CAUTION, "least": NOTABLE},
+    }
+    if compiled:
+        from regard.engines.cpu.wasm.product import product
+
+        stored["product"] = b64encode(product()).decode("ascii")
+    return stored
 
 
 def module_of(layer: SceneLayer) -> bytes | None:
