@@ -6,11 +6,11 @@ import { dots, encoded, losses, Model, shares, type Options, type Trace } from "
 import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
 import { halfValues } from "../numbers/half";
-import { maxLevel, type Pyramid } from "../numbers/levels";
+import { perPixel } from "../numbers/levels";
 import { filled } from "../parts/terms";
 import { matricesOf, six } from "./matrices";
 import { Refused } from "./source";
-import { ComputedWeights, tileOf } from "./weights";
+import { ComputedWeights, pyramidOf, tileOf } from "./weights";
 
 /** The model that a file holds, and what is said of its scenes. */
 export interface StoredModel {
@@ -24,7 +24,6 @@ export interface StoredModel {
 
 /** Tokens of a text at most: every head's weights are looked at whole. */
 const LONGEST = 1024;
-const TILE = 256;
 /** Scenes made by typing that are kept. */
 const RUNS = 8;
 /** Next tokens that are told of, and the probability that is worth it. */
@@ -177,15 +176,15 @@ export class TypedTexts {
   }
 
   private async map(weights: ComputedWeights): Promise<object> {
-    const { n_q, n_k } = weights;
-    const pyramid: Pyramid = { n_q, n_k, tile: TILE, max_level: maxLevel(n_q, n_k, TILE) };
+    const pyramid = pyramidOf(weights);
+    const { n_q, n_k, tile } = pyramid;
     const largest = (bits: Uint16Array): number => bits.reduce((most, x) => Math.max(most, halfValues[x] || 0), 0);
     const highest = async (level: number, kind: string): Promise<number> => {
       const across = 2 ** level; // tiles at most
       let most = 0;
       for (let y = 0; y < across; y++) {
         for (let x = 0; x < across; x++) {
-          const step = TILE * 2 ** (pyramid.max_level - level);
+          const step = tile * perPixel(pyramid, level);
           if (x * step < n_k && y * step < n_q) most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
         }
       }
