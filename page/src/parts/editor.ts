@@ -2,8 +2,8 @@ import type { Scene, Settings } from "../data";
 import { h, tick } from "../dom";
 import { figure, printable } from "../numbers/format";
 
-/** A pause in typing, after which the text is run: as long as the last run took, within these bounds. */
-const PAUSE_MS = { least: 50, most: 250 };
+/** A pause in typing after which the text is run, at most. */
+const PAUSE_MS = 250;
 
 /** Type a text of one's own for the shipped model, and turn what its attention does. */
 export class Editor {
@@ -15,7 +15,7 @@ export class Editor {
   private readonly shown = h("output", {});
   private settings: Settings;
   private timer = 0;
-  private pause = PAUSE_MS.most;
+  private pause: number;
   /** Whether a change is still to be run: no other scene's settings take its place. */
   private changed = false;
   /** The scene of what is still being typed or turned: the next one takes its place. */
@@ -26,7 +26,10 @@ export class Editor {
   constructor(
     scene: Scene,
     private readonly run: (settings: Settings, refines: string) => Promise<Scene>,
+    /** The pause at least; where the last run took longer, so much. */
+    private readonly least: number = PAUSE_MS,
   ) {
+    this.pause = least;
     this.settings = { ...(scene.settings as Settings) };
     this.text.addEventListener("input", () => this.change({ text: this.text.value }));
     this.text.addEventListener("change", () => this.settle());
@@ -128,7 +131,7 @@ export class Editor {
       this.problem.textContent = (error as Error).message;
       this.following.textContent = ""; // it was of another text
     } finally {
-      this.pause = Math.min(PAUSE_MS.most, Math.max(PAUSE_MS.least, performance.now() - begun));
+      this.pause = Math.min(PAUSE_MS, Math.max(this.least, performance.now() - begun));
       this.element.classList.remove("busy");
     }
   }
