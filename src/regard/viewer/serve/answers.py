@@ -464,8 +464,9 @@ class Answers:
         return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
 
     def _stored(self, at: Question) -> Answer:
-        """Answer what a page computes the weights of a head from: its arrays, and the module of its rules.
+        """Answer the arrays of a head and the module of its rules.
 
+        A page computes the head's weights from them.
         Null where a page cannot, or where that is much to send.
         """
         p = at.of.problem
@@ -568,7 +569,7 @@ class Answers:
 
 
 def _computable(layer: SceneLayer, head: Head) -> dict[str, Any]:
-    """Return the arrays of a head and a module in base64 for a page; None for what it cannot have."""
+    """Return the arrays of a head and its module in base64, or None for each."""
     from regard.viewer.serve.export import module_of, stored  # which asks here
 
     code = module_of(layer)
