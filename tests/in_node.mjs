@@ -12,7 +12,7 @@ const file = process.argv[2];
 const job = JSON.parse(readFileSync(file));
 const here = (name) => join(dirname(file), name);
 
-function image({ module, memory: initial, start, launches, taken, from, to, result }) {
+function image({ module, kernel, memory: initial, start, launches, taken, from, to, result }) {
   const { exports } = new WebAssembly.Instance(new WebAssembly.Module(readFileSync(here(module))), {});
   const bytes = readFileSync(here(initial));
   const more = Math.ceil((start + bytes.length - exports.memory.buffer.byteLength) / 65536);
@@ -20,7 +20,7 @@ function image({ module, memory: initial, start, launches, taken, from, to, resu
   new Uint8Array(exports.memory.buffer).set(bytes, start);
   for (const fields of launches) {
     new BigInt64Array(exports.memory.buffer)[taken / 8] = 0n;
-    exports.forward(fields);
+    exports[kernel ?? "forward"](fields);
   }
   writeFileSync(here(result), new Uint8Array(exports.memory.buffer, from, to - from));
 }

@@ -238,6 +238,32 @@ def test_pages_in_a_browser_open_an_island(site: Path, browser: Any) -> None:
     page.close()
 
 
+def test_pages_in_a_browser_lead_to_the_demo_in_two_clicks(site: Path, browser: Any) -> None:
+    """From the front page to what the model expects after a text of one's own; the first page loads none of it."""
+    page = browser.new_page()
+    asked: list[str] = []
+    clicks: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda said: said.text == "a click" and clicks.append(page.url))
+    page.add_init_script("addEventListener('click', () => console.log('a click'), true)")
+    page.goto((site / "index.html").as_uri())
+    page.locator("figure.demo img").evaluate("async image => await image.decode()")
+    assert not [url for url in asked if "demo.html" in url]
+    page.locator("figure.demo a").click()
+    following = page.locator(".following")
+    following.filter(has_text="Expected next").wait_for()
+    before = following.inner_text()
+    page.get_by_role("textbox", name="Your text").click()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br")
+    following.filter(has_text="next: i 98 %").wait_for()
+    assert following.inner_text() != before
+    assert [url.split("/")[-1].split("#")[0] for url in clicks] == ["index.html", "demo.html"]
+    page.close()
+    assert (site / "_islands/demo.html").stat().st_size < 3_000_000
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
 def test_pages_in_a_browser_have_sliders_for_the_keyboard(site: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto((site / "learn" / "positions.html").as_uri())

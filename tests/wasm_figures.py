@@ -122,7 +122,7 @@ def of_saved_pages(page: Any) -> None:
 
     demo = export.page(Answers([example(Settings())], patience=None), "example", model=ExampleModel.load())
     print("saved with the model", len(demo.encode()), "bytes; 200 bytes of text:", end=" ")
-    print(f"{asked(demo, text='The cat sat on the mat, and the dog ran to the red house. ' * 4, rounds=8):.0f} ms")
+    print(f"{asked(demo, text='The cat sat on the mat, and the dog ran to the red house. ' * 4, rounds=24):.0f} ms")
     q, k = np.random.default_rng(0).standard_normal((2, 1, TOKENS, D), dtype=np.float32)
     for name, rules in {"causal": {"causal": True}, "window": {"mask": regard.window(1024)}}.items():
         html = export.page(Answers([arrays(q, k, **rules)], patience=None), "arrays")
@@ -133,12 +133,14 @@ def of_saved_pages(page: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file, times = Path(folder) / "demo.html", []
         file.write_text(demo, "utf-8")
+        opened = page.context.browser.new_page()  # the file's policy would forbid what is measured next
         for _ in range(8):
-            page.goto("about:blank")
+            opened.goto("about:blank")
             begun = time.perf_counter()
-            page.goto(file.as_uri())
-            page.wait_for_selector(READY["overview"])
+            opened.goto(file.as_uri())
+            opened.wait_for_selector(READY["overview"])
             times.append(1000 * (time.perf_counter() - begun))
+        opened.close()
     print(f"first picture from disk: {min(times):.0f} ms", flush=True)
 
 

@@ -320,7 +320,9 @@ export class App {
     this.main.replaceChildren(this.line, this.view.element);
     this.drawLine();
     if (state.type && this.scene.editable) {
-      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines));
+      // A file runs the model at once; a server is not to be asked for every letter.
+      const pause = this.data.source.kind === "file" ? 50 : undefined;
+      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines), pause);
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();

@@ -2,7 +2,11 @@
 export class Recent<V> {
   private readonly kept = new Map<string, V>();
 
-  constructor(private readonly limit: number) {}
+  /** dropped: told of what goes for something newer. */
+  constructor(
+    private readonly limit: number,
+    private readonly dropped: (key: string) => void = () => {},
+  ) {}
 
   get(key: string): V | undefined {
     const value = this.kept.get(key);
@@ -16,7 +20,10 @@ export class Recent<V> {
   set(key: string, value: V): void {
     this.kept.delete(key);
     this.kept.set(key, value);
-    if (this.kept.size > this.limit) this.kept.delete(this.kept.keys().next().value as string);
+    if (this.kept.size <= this.limit) return;
+    const oldest = this.kept.keys().next().value as string;
+    this.kept.delete(oldest);
+    this.dropped(oldest);
   }
 
   forget(which: (key: string) => boolean): void {

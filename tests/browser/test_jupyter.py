@@ -82,6 +82,9 @@ def lab(needed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         log.close()
 
 
+KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+
+
 class Notebook:
     """A notebook that is open in a tab."""
 
@@ -94,8 +97,7 @@ class Notebook:
 
     def kernel(self, status: str) -> None:
         """Wait until the kernel is so."""
-        kernel = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
-        self.page.wait_for_function(f"status => {kernel}.status === status", arg=status)
+        self.page.wait_for_function(f"status => {KERNEL}.status === status", arg=status)
 
     def do(self, command: str, **arguments: Any) -> None:
         """Run one of Jupyter's commands."""
@@ -135,6 +137,17 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     widget.locator("nav [data-view=map]").click()
     head = int(widget.locator("header select").nth(2).input_value())
     np.testing.assert_allclose(shown(widget), weights[head, 999].max(), rtol=1e-6)  # of another engine
+
+    # Weights are computed in the page, also while the kernel runs a cell.
+    page.evaluate(f"() => void {KERNEL}.requestExecute({{ code: 'import time; time.sleep(60)' }})")
+    book.kernel("busy")
+    start = widget.locator(".readout").inner_text()
+    widget.locator(".stage").focus()
+    page.keyboard.press("Shift+ArrowUp")
+    page.wait_for_function("start => document.querySelector('.readout').innerText !== start", arg=start)
+    assert page.evaluate(f"{KERNEL}.status") == "busy"
+    page.evaluate(f"() => void {KERNEL}.interrupt()")
+    book.kernel("idle")
 
     # Keys that are typed in the map are the map's, and none is the notebook's, whose commands they are.
     widget.locator(".stage").click(position={"x": 300, "y": 200})
@@ -179,7 +192,7 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     assert page.locator(".regard.cell").count() == 2
 
     # A page whose kernel is gone says so; its cell makes it anew.
-    page.evaluate("() => void window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.evaluate(f"() => void {KERNEL}.restart()")
     page.wait_for_timeout(3000)
     book.kernel("idle")
     widget.locator("nav [data-view=profiles]").click()

@@ -1,6 +1,7 @@
 /** The example model that a saved file may hold: a small decoder over bytes, as `regard.examplemodel` runs it. */
 
 import { fromHalf } from "../numbers/half";
+import type { Product } from "./product";
 
 export interface Config {
   layers: number;
@@ -55,7 +56,10 @@ export class Model {
   private readonly weights = new Map<string, Float32Array>();
 
   /** bytes: of a safetensors file in float16. */
-  constructor(bytes: ArrayBuffer) {
+  constructor(
+    bytes: ArrayBuffer,
+    readonly product: Product,
+  ) {
     const size = Number(new DataView(bytes).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, size))) as Record<string, never>;
     const { __metadata__, ...tensors } = header as Record<string, { config: string; data_offsets: [number, number] }>;
@@ -76,7 +80,7 @@ export class Model {
 
   /** Runs a text; of `whole`, a run of the same without ablation, the layers before the ablated one are taken. */
   run(ids: Uint8Array, options: Options, ablated?: Ablated, whole?: Trace): Trace {
-    const { config, d } = this;
+    const { config, d, product } = this;
     const { width, hidden, heads } = config;
     const scale = (options.scaled ? d ** -0.5 : 1) / options.temperature;
     const first = whole && ablated ? ablated.layer : 0;
@@ -90,11 +94,12 @@ export class Model {
         const [q, k, v] = ["q", "k", "v"].map((name) => product(y, width, w(name), width));
         added(q, w("q_bias"));
         added(k, w("k_bias"));
-        const own = Array.from({ length: heads }, (_, head) => {
+        const all = Array.from({ length: heads }, (_, head) => {
           const part = (z: Float32Array): Float32Array => columns(z, width, head * d, d);
-          return attention(this.rotated(part(q)), this.rotated(part(k)), part(v), d, scale, options.causal);
+          const own = { q: this.rotated(part(q)), k: this.rotated(part(k)), v: part(v) };
+          return attention(product, own, d, scale, options.causal);
         });
-        made = { x: x.slice(), heads: own };
+        made = { x: x.slice(), heads: all };
       }
       layers.push(made);
       const joined = this.joined(made, ablated?.layer === layer ? ablated : undefined);
@@ -187,65 +192,39 @@ export function shares({ logits }: Trace, i: number): Float64Array {
   return powers.map((x) => x / sum);
 }
 
-/** x (n, c) · w (c, m), two rows and four terms at a time. */
-export function product(x: Float32Array, c: number, w: Float32Array, m: number): Float32Array {
-  const n = x.length / c;
-  const y = new Float32Array(n * m);
-  for (let i = 0; i < n; i += 2) {
-    const two = i + 1 < n ? 1 : 0; // the last row of an odd number is computed twice
-    const p = i * c;
-    const r = p + two * c;
-    const s = i * m;
-    const t = s + two * m;
-    for (let a = 0; a < c; a += 4) {
-      const x0 = x[p + a];
-      const x1 = x[p + a + 1];
-      const x2 = x[p + a + 2];
-      const x3 = x[p + a + 3];
-      const z0 = x[r + a];
-      const z1 = x[r + a + 1];
-      const z2 = x[r + a + 2];
-      const z3 = x[r + a + 3];
-      for (let j = 0, at = a * m; j < m; j++, at++) {
-        const w0 = w[at];
-        const w1 = w[at + m];
-        const w2 = w[at + 2 * m];
-        const w3 = w[at + 3 * m];
-        const sum = y[s + j] + x0 * w0 + x1 * w1 + x2 * w2 + x3 * w3;
-        y[t + j] += z0 * w0 + z1 * w1 + z2 * w2 + z3 * w3; // of a lone row, what is written next
-        y[s + j] = sum;
-      }
-    }
-  }
-  return y;
+/** q · k of queries and keys (n, d), row by row, `width` keys each: a multiple of 8, those beyond n are 0. */
+export function dots(product: Product, q: Float32Array, k: Float32Array, d: number): { rows: Float32Array; width: number } {
+  const width = Math.ceil(k.length / d / 8) * 8;
+  const turned = new Float32Array(d * width);
+  for (let j = 0; j * d < k.length; j++) for (let a = 0; a < d; a++) turned[a * width + j] = k[j * d + a];
+  return { rows: product(q, d, turned, width), width };
 }
 
-/** Attention of one head, by a row of scores at a time. */
-function attention(q: Float32Array, k: Float32Array, v: Float32Array, d: number, scale: number, causal: boolean): HeadTrace {
+/** Attention of one head. */
+function attention(
+  product: Product,
+  { q, k, v }: Record<"q" | "k" | "v", Float32Array>,
+  d: number,
+  scale: number,
+  causal: boolean,
+): HeadTrace {
   const n = q.length / d;
-  const out = new Float32Array(n * d);
+  const { rows: p, width } = dots(product, q, k, d);
   const lse = new Float32Array(n);
-  const row = new Float64Array(n);
-  const sums = new Float64Array(d);
+  const sums = new Float64Array(n);
   for (let i = 0; i < n; i++) {
+    const row = p.subarray(i * width, (i + 1) * width);
     const stop = causal ? i + 1 : n;
     let top = -Infinity;
-    for (let j = 0; j < stop; j++) {
-      let s = 0;
-      for (let a = 0, p = i * d, r = j * d; a < d; a++) s += q[p + a] * k[r + a];
-      row[j] = scale * s;
-      if (row[j] > top) top = row[j];
-    }
-    let sum = 0;
-    sums.fill(0);
-    for (let j = 0; j < stop; j++) {
-      const weight = Math.exp(row[j] - top);
-      sum += weight;
-      for (let a = 0, r = j * d; a < d; a++) sums[a] += weight * v[r + a];
-    }
-    for (let a = 0; a < d; a++) out[i * d + a] = sums[a] / sum;
-    lse[i] = top + Math.log(sum);
+    for (let j = 0; j < stop; j++) top = Math.max(top, scale * row[j]);
+    for (let j = 0; j < stop; j++) sums[i] += row[j] = Math.exp(scale * row[j] - top);
+    lse[i] = top + Math.log(sums[i]);
+    row.fill(0, stop);
   }
+  const values = new Float32Array(width * d);
+  values.set(v);
+  const out = product(p, width, values, d);
+  for (let at = 0; at < out.length; at++) out[at] /= sums[Math.floor(at / d)];
   return { q, k, v, lse, out };
 }
 
@@ -258,7 +237,7 @@ function columns(x: Float32Array, width: number, from: number, count: number): F
 
 /** x += y, whose rows repeat where it is shorter. */
 function added(x: Float32Array, y: Float32Array): void {
-  for (let p = 0; p < x.length; p++) x[p] += y[p % y.length];
+  for (let p = 0; p < x.length; p += y.length) for (let a = 0; a < y.length; a++) x[p + a] += y[a];
 }
 
 function normalized(x: Float32Array, width: number, gain: Float32Array): Float32Array {

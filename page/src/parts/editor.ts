@@ -2,6 +2,7 @@ import type { Scene, Settings } from "../data";
 import { h, tick } from "../dom";
 import { figure, printable } from "../numbers/format";
 
+/** A pause in typing after which the text is run, at most. */
 const PAUSE_MS = 250;
 
 /** Type a text of one's own for the shipped model, and turn what its attention does. */
@@ -14,6 +15,7 @@ export class Editor {
   private readonly shown = h("output", {});
   private settings: Settings;
   private timer = 0;
+  private pause: number;
   /** Whether a change is still to be run: no other scene's settings take its place. */
   private changed = false;
   /** The scene of what is still being typed or turned: the next one takes its place. */
@@ -24,7 +26,10 @@ export class Editor {
   constructor(
     scene: Scene,
     private readonly run: (settings: Settings, refines: string) => Promise<Scene>,
+    /** The pause at least; where the last run took longer, so much. */
+    private readonly least: number = PAUSE_MS,
   ) {
+    this.pause = least;
     this.settings = { ...(scene.settings as Settings) };
     this.text.addEventListener("input", () => this.change({ text: this.text.value }));
     this.text.addEventListener("change", () => this.settle());
@@ -93,7 +98,7 @@ export class Editor {
     Object.assign(this.settings, part);
     this.shown.textContent = figure(this.settings.temperature);
     window.clearTimeout(this.timer);
-    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), PAUSE_MS);
+    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), this.pause);
   }
 
   /** A change that is whole at once: what was there before stays. */
@@ -114,6 +119,7 @@ export class Editor {
     const asked = JSON.stringify(this.settings);
     const isLatest = (): boolean => asked === JSON.stringify(this.settings);
     this.element.classList.add("busy");
+    const begun = performance.now();
     try {
       const scene = await this.run(JSON.parse(asked) as Settings, this.draft);
       this.draft = scene.given ? "" : scene.id;
@@ -125,6 +131,7 @@ export class Editor {
       this.problem.textContent = (error as Error).message;
       this.following.textContent = ""; // it was of another text
     } finally {
+      this.pause = Math.min(PAUSE_MS, Math.max(this.least, performance.now() - begun));
       this.element.classList.remove("busy");
     }
   }

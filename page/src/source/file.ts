@@ -7,7 +7,16 @@ import { stagesOf } from "./stages";
 import { TypedTexts, type StoredModel } from "./typed";
 import { bytesOf } from "../numbers/base64";
 import { Kernels } from "./kernels";
-import { arraysOf, ComputedWeights, KernelWeights, thumbnail, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
+import {
+  arraysOf,
+  ComputedWeights,
+  KernelWeights,
+  numbersOf,
+  thumbnail,
+  TiledWeights,
+  type StoredHead,
+  type Weights,
+} from "./weights";
 
 export interface StoredData {
   answers: Record<string, unknown>;
@@ -86,27 +95,13 @@ export class FileSource implements Source {
       return made.buffer;
     }
     const weights = this.weights(`${scene}/${layer}/${head}`);
-    const { n_q, n_k } = weights;
-    const [first, second, third] = rest.map(Number);
-    if (what === "row") return (await weights.block(first, first + 1, 0, n_k)).buffer as ArrayBuffer;
-    if (what === "column") return (await weights.block(0, n_q, first, first + 1)).buffer as ArrayBuffer;
-    if (what === "dots") {
-      const held = this.steps(`${scene}/${layer}/${head}`);
-      return (await held.dots(...range(options.get("rows")), ...range(options.get("cols")))).buffer as ArrayBuffer;
-    }
+    if (what === "dots") this.steps(`${scene}/${layer}/${head}`); // refused where queries and keys are not held
     if (what === "scores")
-      return (await scoresOf(this.steps(`${scene}/${layer}/${head}`), first)).buffer as ArrayBuffer;
+      return (await scoresOf(this.steps(`${scene}/${layer}/${head}`), Number(rest[0]))).buffer as ArrayBuffer;
     if (what === "norms") return normsOf(weights);
-    if (what === "values") {
-      const [r0, r1] = range(options.get("rows"));
-      const [c0, c1] = range(options.get("cols"));
-      return (await weights.block(r0, r1, c0, c1)).buffer as ArrayBuffer;
-    }
-    if (what === "tile") {
-      const pyramid = (await this.json(`api/${scene}/map/${layer}/${head}`)) as Pyramid;
-      return (await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass"))
-        .buffer as ArrayBuffer;
-    }
+    const map = what === "tile" ? ((await this.json(`api/${scene}/map/${layer}/${head}`)) as Pyramid) : undefined;
+    const made = await numbersOf(weights, what, rest.map(Number), options, map);
+    if (made) return made;
     throw absent();
   }
 
@@ -190,11 +185,6 @@ function typedIn({ answers, model }: StoredData): TypedTexts | null {
   const profiles = Object.entries(of("profiles/0/0") as Record<string, Profile>);
   const labels = Object.fromEntries(profiles.map(([name, { label }]) => [name, label]));
   return new TypedTexts(model, given, of("heads") as Heads, answers["api/words"] as Words, labels);
-}
-
-function range(text: string | null): [number, number] {
-  const [from, to] = (text ?? "").split(":").map(Number);
-  return [from, to];
 }
 
 function absent(): Refused {

@@ -40,6 +40,16 @@ export class Kernels {
     return null;
   }
 
+  /** Gives up what is held of a head. */
+  forget(name: string): void {
+    if (this.sent.delete(name)) this.send({ what: "forget", head: name });
+  }
+
+  close(): void {
+    this.worker?.terminate();
+    this.end("this page was closed");
+  }
+
   private answer(
     what: keyof Computed,
     name: string,

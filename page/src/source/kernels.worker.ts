@@ -2,10 +2,11 @@
 
 import { load, type Attention, type MapsResult, type ScoresResult, type WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 
-/** A module, a head, or a question about one. */
+/** A module, a head, one that is not asked about any more, or a question about one. */
 export type Order =
   | { what: "module"; module: number; bytes: ArrayBuffer }
   | { what: "head"; head: string; module: number; call: WeightsCall }
+  | { what: "forget"; head: string }
   | Question;
 
 /** Maps by edges of bins, or the scores of a range of queries and one of keys. */
@@ -50,5 +51,6 @@ self.onmessage = ({ data }: MessageEvent<Order>): void => {
     loaded.catch(() => undefined); // told to whoever asks
     modules.set(data.module, loaded);
   } else if (data.what === "head") heads.set(data.head, data);
+  else if (data.what === "forget") heads.delete(data.head);
   else void found(data).then((answered) => self.postMessage({ id: data.id, ...answered } satisfies Reply));
 };

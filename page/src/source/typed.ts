@@ -2,18 +2,21 @@
 
 import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Words } from "../data";
 import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
-import { encoded, losses, Model, product, shares, type Options, type Trace } from "../model/model";
+import { dots, encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
+import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
 import { halfValues } from "../numbers/half";
-import { maxLevel, type Pyramid } from "../numbers/levels";
+import { perPixel } from "../numbers/levels";
 import { filled } from "../parts/terms";
 import { matricesOf, six } from "./matrices";
 import { Refused } from "./source";
-import { ComputedWeights, tileOf } from "./weights";
+import { ComputedWeights, pyramidOf, tileOf } from "./weights";
 
 /** The model that a file holds, and what is said of its scenes. */
 export interface StoredModel {
   weights: string;
+  /** The module of its products, in base64, if a compiler made one. */
+  product?: string;
   note: string;
   /** A warning of texts whose induction score says little, and the score by chance from which it is due. */
   caution: { text: string; least: number };
@@ -21,7 +24,6 @@ export interface StoredModel {
 
 /** Tokens of a text at most: every head's weights are looked at whole. */
 const LONGEST = 1024;
-const TILE = 256;
 /** Scenes made by typing that are kept. */
 const RUNS = 8;
 /** Next tokens that are told of, and the probability that is worth it. */
@@ -99,7 +101,8 @@ export class TypedTexts {
   }
 
   private get model(): Model {
-    return (this.loaded ??= new Model(bytesOf(this.stored.weights)));
+    const { weights, product } = this.stored;
+    return (this.loaded ??= new Model(bytesOf(weights), productBy(product === undefined ? undefined : bytesOf(product))));
   }
 
   /** The run of a scene; the file's own is run when it is first asked for. */
@@ -156,7 +159,7 @@ export class TypedTexts {
     const { ids, causal } = run.trace;
     return (run.summaries ??= run.weights.map((heads) =>
       heads.map((weights) => {
-        const row = rowOf(weights);
+        const row = rowsOf(this.model.product, weights);
         return summaryOf(row, weights.lse, ids, this.given.prefix, causal, this.labels);
       }),
     ));
@@ -173,15 +176,15 @@ export class TypedTexts {
   }
 
   private async map(weights: ComputedWeights): Promise<object> {
-    const { n_q, n_k } = weights;
-    const pyramid: Pyramid = { n_q, n_k, tile: TILE, max_level: maxLevel(n_q, n_k, TILE) };
+    const pyramid = pyramidOf(weights);
+    const { n_q, n_k, tile } = pyramid;
     const largest = (bits: Uint16Array): number => bits.reduce((most, x) => Math.max(most, halfValues[x] || 0), 0);
     const highest = async (level: number, kind: string): Promise<number> => {
       const across = 2 ** level; // tiles at most
       let most = 0;
       for (let y = 0; y < across; y++) {
         for (let x = 0; x < across; x++) {
-          const step = TILE * 2 ** (pyramid.max_level - level);
+          const step = tile * perPixel(pyramid, level);
           if (x * step < n_k && y * step < n_q) most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
         }
       }
@@ -206,7 +209,7 @@ export class TypedTexts {
       );
     const projected = (letter: string, index: string, what: string, plural: string, name: string): Matrix[] => {
       const weight = `W_${letter}[c,a]`;
-      const bare = product(x, width, w(name), width);
+      const bare = model.product(x, width, w(name), width);
       const bias = w(`${name}_bias`);
       for (let p = 0; p < bare.length; p++) bare[p] += bias[p % width];
       const formula = `${letter}′[${index},a] = ${letter === "Q" ? "X[i,c]" : "X[j,c]"} ${weight} + b_${letter}[a]`;
@@ -219,7 +222,7 @@ export class TypedTexts {
       ];
     };
     const joined = model.joined(run.trace.layers[layer]);
-    const written = product(joined, width, w("o"), width);
+    const written = model.product(joined, width, w("o"), width);
     return [
       { name: "input", symbol: "X", tensor: "X[i,c]", formula: "", values: table(x, width) },
       ...projected("Q", "i", "query", "projected queries", "q"),
@@ -289,11 +292,13 @@ function tokensOf(ids: Uint8Array, text: string): string[] {
   return tokens;
 }
 
-/** Rows of weights, 0 where a key is hidden. */
-function rowOf(weights: ComputedWeights): (i: number) => Float64Array {
-  const row = new Float64Array(weights.n_k);
+/** Rows of weights, 0 where a key is hidden; each is asked for once. */
+function rowsOf(product: Product, weights: ComputedWeights): (i: number) => Float32Array {
+  const { n_k, d, q, k, lse, scale } = weights;
+  const { rows, width } = dots(product, q, k, d);
   return (i) => {
-    for (let j = 0; j < row.length; j++) row[j] = weights.weight(i, j) || 0;
+    const row = rows.subarray(i * width, i * width + n_k);
+    for (let j = 0; j < n_k; j++) row[j] = weights.sees(i, j) ? Math.exp(scale * row[j] - lse[i]) : 0;
     return row;
   };
 }

@@ -3,7 +3,7 @@
 import type { ScoresResult, WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 import { bytesOf } from "../numbers/base64";
 import { fromHalf, toHalf } from "../numbers/half";
-import { perPixel, tileBlock, type Pyramid } from "../numbers/levels";
+import { maxLevel, perPixel, tileBlock, type Pyramid } from "../numbers/levels";
 import type { Computed, Kernels } from "./kernels";
 import { Refused } from "./source";
 
@@ -228,6 +228,37 @@ export class TiledWeights implements Weights {
     }
     return out;
   }
+}
+
+/** Queries and keys on a side of a tile. */
+const TILE = 256;
+
+/** The levels of a map of weights. */
+export function pyramidOf({ n_q, n_k }: Shape): Pyramid {
+  return { n_q, n_k, tile: TILE, max_level: maxLevel(n_q, n_k, TILE) };
+}
+
+/** Raw numbers of a head by the server's names; undefined of those that do not follow from its weights. */
+export async function numbersOf(
+  weights: Weights,
+  what: string,
+  at: readonly number[],
+  options: URLSearchParams,
+  pyramid: Pyramid = pyramidOf(weights),
+): Promise<ArrayBuffer | undefined> {
+  const { n_q, n_k } = weights;
+  const range = (name: string): [number, number] => {
+    const [from, to] = (options.get(name) ?? "").split(":").map(Number);
+    return [from, to];
+  };
+  const [first, second, third] = at;
+  let found: Float32Array | Uint16Array | undefined;
+  if (what === "row") found = await weights.block(first, first + 1, 0, n_k);
+  if (what === "column") found = await weights.block(0, n_q, first, first + 1);
+  if (what === "values") found = await weights.block(...range("rows"), ...range("cols"));
+  if (what === "dots" && weights instanceof ComputedWeights) found = await weights.dots(...range("rows"), ...range("cols"));
+  if (what === "tile") found = await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass");
+  return found?.buffer as ArrayBuffer | undefined;
 }
 
 /** A tile of any level as half floats: mass is summed over keys and averaged over queries, max is the largest. */

@@ -8,15 +8,17 @@ import pytest
 
 import regard
 import wasm_cases
-from in_node import call, forward, in_folder, native, native_maps, same
+from in_node import START, Image, call, forward, in_folder, native, native_maps, same
 from regard.bench.cases import CASES, Case
 from regard.core.parts import part_of
 from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32
+from regard.engines.cpu.schedule.fields import pack_fields
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets, webassembly
 from regard.engines.cpu.wasm.linking import linked
+from regard.engines.cpu.wasm.product import FIELDS, product
 from regard.ops.attention import problem_from
 from regard.reference import specification
 
@@ -382,3 +384,16 @@ def test_multiply_add_is_one_instruction_only_where_it_may_be() -> None:
         x[0] = k.fma(x.load(0, 4), x.load(4, 4), x.load(8, 4))
         code = linked(cache.compile_object(k.text(), webassembly(relaxed), "test"), ["forward"])
         assert (b"\xfd\x85\x02" in code) == relaxed
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(8, 5, 16), (4, 1, 8), (0, 3, 8), (12, 0, 8)])
+def test_the_product_of_matrices_is_that_of_numpy(n: int, k: int, m: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((n, k)).astype(np.float32), rng.standard_normal((k, m)).astype(np.float32)
+    image = Image()
+    places = {name: image.put(x.tobytes()) for name, x in (("a", a), ("b", b), ("c", np.full((n, m), np.nan, "f4")))}
+    fields = image.put(pack_fields(FIELDS, places | {"n": n, "k": k, "m": m}).tobytes())
+    end = places["c"] + 4 * n * m
+    job = {"kernel": "product", "start": START, "launches": [fields], "taken": image.put(bytes(8))}
+    after = in_folder(tmp_path)(product(), bytes(image.bytes), {**job, "from": places["c"], "to": end})
+    np.testing.assert_allclose(np.frombuffer(after, np.float32).reshape(n, m), a @ b, rtol=1e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from regard.viewer.data.questions import Query, Question, Refused, integer, span
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
-from regard.viewer.scene.scenes import Head, Scene
+from regard.viewer.scene.scenes import Head, Scene, SceneLayer
 from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 
@@ -39,6 +40,9 @@ AT_ONCE = 2**29
 
 Half a second of work. Larger passes run in the background.
 """
+
+MOST_SENT = 2 * 2**20
+"""Bytes of queries and keys of a head that a page may ask for."""
 
 MOST_TOKENS = 4096
 MOST_VALUES = 2**20
@@ -459,6 +463,19 @@ class Answers:
         rows, col = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
         return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
 
+    def _stored(self, at: Question) -> Answer:
+        """Answer the arrays of a head and the module of its rules.
+
+        A page computes the head's weights from them.
+        Null where a page cannot, or where that is much to send.
+        """
+        p = at.of.problem
+        if 4 * (p.d * (p.n_q + p.n_k) + p.n_q) > MOST_SENT:
+            return Answer(200, {"head": None, "code": None})
+        head = self._ready(at, range(p.n_q))
+        key = (*at.key, "stored")
+        return Answer(200, self._workers["maps"].result(key, lambda progress: _computable(at.of, head)))
+
     def _profiles(self, at: Question) -> Answer:
         head = self.head(*at.key)
         made = self._cached(
@@ -551,6 +568,15 @@ class Answers:
         return Answer(200, ablation.value_norms(self.head(*at.key)) if known else np.zeros(0, np.float32))
 
 
+def _computable(layer: SceneLayer, head: Head) -> dict[str, Any]:
+    """Return the arrays of a head and its module in base64, or None for each."""
+    from regard.viewer.serve.export import module_of, stored  # which asks here
+
+    code = module_of(layer)
+    known = stored(layer, head, np.float32) if layer.plain or code is not None else None
+    return {"head": known, "code": None if code is None else b64encode(code).decode("ascii")}
+
+
 def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
     """Return a scene as one HTML file.
 
@@ -589,6 +615,7 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", _HEAD.format("norms"), Answers._norms),
         ("GET", _HEAD.format("matrices"), Answers._matrices),
         ("GET", _HEAD.format("scores") + r"/(?P<i>[0-9]+)", Answers._scores),
+        ("GET", _HEAD.format("stored"), Answers._stored),
         ("GET", _HEAD.format("map"), Answers._map),
         ("GET", _HEAD.format("tile") + r"/(?P<level>[0-9]+)/(?P<x>[0-9]+)/(?P<y>[0-9]+)", Answers._tile),
         ("GET", _HEAD.format("values"), Answers._values),

@@ -25,7 +25,7 @@ from regard.rules import Mask, Score
 from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
-from regard.viewer.scene.scenes import Array, SceneLayer
+from regard.viewer.scene.scenes import Array, Head, SceneLayer
 from regard.viewer.scene.sources import ABOUT_MODEL
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import MOST_TOKENS, Answers
@@ -72,11 +72,7 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
         "modules": [b64encode(x).decode("ascii") for x in modules],
     }
     if model is not None:
-        data["model"] = {
-            "weights": b64encode(model.to_safetensors()).decode("ascii"),
-            "note": ABOUT_MODEL,
-            "caution": {"text": CAUTION, "least": NOTABLE},
-        }
+        data["model"] = _model(model, compiled=bool(modules))
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
@@ -98,6 +94,20 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
             raise RuntimeError(f"the built page must hold {old} once")
         text = text.replace(old, new)
     return text
+
+
+def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
+    """Return what a page needs to run the model; with a compiler the kernel of its products too."""
+    stored = {
+        "weights": b64encode(model.to_safetensors()).decode("ascii"),
+        "note": ABOUT_MODEL,
+        "caution": {"text": CAUTION, "least": NOTABLE},
+    }
+    if compiled:
+        from regard.engines.cpu.wasm.product import product
+
+        stored["product"] = b64encode(product()).decode("ascii")
+    return stored
 
 
 def module_of(layer: SceneLayer) -> bytes | None:
@@ -212,20 +222,26 @@ def _exact(
         layer = saved.layer
         if not saved.computed:
             continue
-        kernel = {} if saved.module is None else {"module": modules.index(saved.module), "ruled": not layer.plain}
+        kernel = {} if saved.module is None else {"module": modules.index(saved.module)}
         for at in range(layer.heads):
             head = answers.head(name, number, at)
-            p = head.problem
-            made[f"{name}/{number}/{at}"] = {
-                "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
-                "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
-                "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale,
-                "causal": layer.plain and p.mask is not None,
-                "mask": "" if p.mask is None else str(p.mask), "score": "" if p.score is None else str(p.score),
-                "offset": int(p.offset[0]), "b": p.origin[0], "h": p.origin[1], **kernel,
-                "sink": p.sink is not None, "no_values": layer.no_values,
-            } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
+            v = {"v": _base64(head.problem.value[0].astype(dtype)), "d_v": head.problem.d_v}
+            made[f"{name}/{number}/{at}"] = stored(layer, head, dtype) | kernel | (v if layer.has_values else {})
     return made
+
+
+def stored(layer: SceneLayer, head: Head, dtype: Any) -> dict[str, Any]:
+    """Return the queries, keys and lse of a head of this layer, from which a page computes its weights."""
+    p = head.problem
+    return {
+        "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
+        "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
+        "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale,
+        "causal": layer.plain and p.mask is not None,
+        "mask": "" if p.mask is None else str(p.mask), "score": "" if p.score is None else str(p.score),
+        "offset": int(p.offset[0]), "b": p.origin[0], "h": p.origin[1], "ruled": not layer.plain,
+        "sink": p.sink is not None, "no_values": layer.no_values,
+    }  # fmt: skip
 
 
 def inside(code: str, tag: str) -> str:

@@ -1,0 +1,47 @@
+"""The directive `demo`: a still picture that leads to a page with a small model inside, which reads what is typed.
+
+It is given a text, and a caption. The page is `regard look TEXT --save demo.html --with-model`; a click loads it.
+"""
+
+import os
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from extensions.pictures import FOLDER
+
+PLACE = '<div id="regard-page"'
+
+
+class DemoDirective(SphinxDirective):
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        text, caption = self.arguments[0], " ".join(self.content)
+        path = Path(os.environ[FOLDER], "demo")
+        # In a process of its own: pages run in forks of this one, which starts no threads.
+        command = [sys.executable, "-m", "regard", "look", text, "--save", str(path), "--with-model"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        page = path.with_suffix(".html")
+        html = page.read_text("utf-8")
+        page.write_text(html.replace(PLACE, f'{PLACE} data-state="type=true"', 1), "utf-8")  # with its editor open
+        place = "../" * self.env.docname.count("/") + "_islands/demo"
+        size = f"{page.stat().st_size / 1e6:.1f} MB"
+        figure = (
+            f'<figure class="demo"><a href="{place}.html"><img src="{place}.svg" alt="Heads of the model, and a map">'
+            f"<span>Type your own text</span></a>"
+            f"<figcaption>{escape(caption)} <small>A click loads {size}.</small></figcaption></figure>"
+        )
+        return [nodes.raw("", figure, format="html")]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("demo", DemoDirective)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
