@@ -103,7 +103,7 @@ def test_blocks_become_code(markup: Any) -> None:
     assert "```python\nregard.look(x, x, causal=True)\n```" in made
     assert "    '../', 'learn-page-1', 'Two words',\n    x, x, causal=True\n)" in made
     folded = markup.rewritten("```{fold} It's long\ncode\n```\n")
-    assert folded.endswith("tags: [hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
+    assert folded.endswith("tags: [run, hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
                            "  code_prompt_hide: 'It''s long'\n---\ncode\n```\n")  # fmt: skip
 
 
