@@ -94,6 +94,8 @@ def test_renyi_entropies() -> None:
     _, found = regard.attention(q, k, k, causal=True, observe=observe)
     for s in observe:
         close(found[s], expected[s], 1e-14)
+    one, two = (regard.attention(q, k, k, causal=True, scale=x, observe=["lse"])[1].lse for x in (0.5, 1.0))
+    close(2 * one - two, expected[regard.renyi(2)], 1e-14)  # what differentiates
     q.requires_grad_()
     with pytest.raises(NotImplementedError, match="the derivative of 'renyi' is not provided"):
         regard.attention(q, k, k, observe=observe)[1][observe[1]].sum().backward()
