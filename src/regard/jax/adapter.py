@@ -134,7 +134,7 @@ for holder in HOLDERS.values():
 def results(
     p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool
 ) -> tuple[list[Any], dict[Statistic, Any]]:
-    """Return the output, the weights if they are wanted, and the statistics of an engine."""
+    """Return the output, maybe the weights, and an engine's statistics."""
     operands = primitives.varying_alike(operands)
     found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:

@@ -201,7 +201,10 @@ def arrays_of(s: Statistic) -> tuple[str, ...]:
 
 
 def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
-    """Return the statistics observed, from the results of a call that asked an engine for those of `of_engine`."""
+    """Return the statistics observed, from the results of a call.
+
+    The call has asked an engine for those of `of_engine`.
+    """
     computed = of_engine(observe)
     rest = iter(results[3 if ENTROPY in computed else 2 :])
     values: dict[Statistic, Any] = {}
