@@ -29,6 +29,7 @@ nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 
 # Docstrings
 default_role = "literal"
@@ -82,10 +83,11 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Let the keyboard reach blocks, which scroll sideways, and name folded ones by their text."""
+    """Let the keyboard reach blocks, which scroll sideways; name folded ones and pictures."""
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
-        context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
+        body = body.replace(' aria-label="Toggle hidden content"', "")
+        context["body"] = re.sub(r'alt="[./]*_images/[^"]*"', 'alt="The picture that the block above makes"', body)
 
 
 def setup(app: Any) -> None:

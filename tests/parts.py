@@ -32,6 +32,7 @@ CPU = (
 
 TABLE: tuple[Row, ...] = (
     Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),
+    Row(r"test_docs\.py::test_pages_in_a_browser_run_every_block", "nightly", "minutes: Python in a page, by chapter"),
     # What only the extra test-slow installs
     Row("tests/browser/", "slow", "Playwright and Chromium"),
     Row("TestTriton|test_triton|test_bench_device", "slow", "Triton, whose interpreter is slow"),

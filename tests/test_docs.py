@@ -60,6 +60,68 @@ def test_a_long_sentence_is_seen() -> None:
     assert [len(x.split()) for x in too_long(text)] == [37]
 
 
+CHAPTERS = sorted(page for page in (DOCS / "learn").glob("*.md") if page.stem != "index")
+BLOCK = re.compile(r"^(`{3,})\{(?P<name>[\w-]+)\}[^\n]*\n(?P<code>.*?)^\1$", re.DOTALL | re.MULTILINE)
+FORMULA = re.compile(r"^> ?\$\$.*?^> ?\$\$|^\$\$.*?^\$\$", re.DOTALL | re.MULTILINE)
+
+
+def minutes(text: str) -> float:
+    """The time that reading a chapter takes.
+
+    Prose at 200 words a minute: 238 is the mean for non-fiction (Brysbaert 2019), and this is dense. A line of code
+    takes 4 s, and a formula on a line of its own half a minute.
+    """
+    code = "".join(block["code"] for block in BLOCK.finditer(text))
+    prose = BLOCK.sub("", text)
+    words = re.sub(r"\$[^$]+\$", "x", FORMULA.sub("", prose)).split()
+    return len(words) / 200 + sum(map(bool, code.splitlines())) / 15 + len(FORMULA.findall(prose)) / 2
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_chapters_take_as_long_as_they_say(page: Path) -> None:
+    text = page.read_text("utf-8")
+    says = re.search(r"^\*(\d+) minutes\.\*", text, re.MULTILINE)
+    assert says is not None
+    assert int(says[1]) in (5, 10, 15)
+    assert int(says[1]) - 5 < minutes(text) <= int(says[1])
+
+
+MOST_COLUMNS = 88
+"""As many characters of code as the column of text is wide on a large screen."""
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(DOCS)))
+def test_code_is_as_narrow_as_its_page(page: Path) -> None:
+    shown = [x for x in BLOCK.finditer(page.read_text("utf-8")) if x["name"] in ("code-cell", "run", "fold", "look")]
+    lines = [line for block in shown if ":tags: [remove-" not in block["code"] for line in block["code"].splitlines()]
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
+TUTORIALS = {
+    "attention in NumPy, two queries and three keys of seed 42": ("dictionary", "np.random.RandomState(42)"),
+    "self-attention in NumPy from random matrices": ("dictionary", "by_hand = e / e.sum"),
+    "10 queries, 20 keys and 64 features: output and weights": ("dictionary", "regard.weights(mine, theirs).shape"),
+    "eight heads of them": ("heads", "multihead(x, y)"),
+    "scaled dot-product attention in PyTorch, a mask of -1e9": ("pytorch", "masked_fill(mask == 0, -1e9)"),
+    "the same with a causal mask of torch.triu": ("pytorch", "torch.triu(torch.ones(10, 10), diagonal=1)"),
+    "the same as a module, with dropout": ("pytorch", "class Attention(nn.Module)"),
+    "multi-head attention as a module": ("pytorch", "class MultiHead(nn.Module)"),
+    "multi-head attention head by head, and torch.cat": ("pytorch", "torch.cat(heads, dim=-1)"),
+    "a transformer block, 2 x 100 x 512 with 8 heads": ("pytorch", "theirs = Block(d_model=512, heads=8, d_ff=2048)"),
+    "Var(q k) = d, and 1 after scaling": ("scale", "scaled = (dots / np.sqrt(d)).var()"),
+    "256 MiB of scores at 8,192 tokens": ("quadratic", "assert scores_in_mib(8192) == 256"),
+    "flash attention against the naive form": ("tiles", "best(naive_attention)"),
+    "a map without and with something, under a slider": ("positions", "{compare} Without positions | With ALiBi"),
+}
+"""What tutorials of attention compute, and the chapter whose block computes it."""
+
+
+@pytest.mark.parametrize("what", TUTORIALS)
+def test_chapters_compute_what_tutorials_do(what: str) -> None:
+    chapter, code = TUTORIALS[what]
+    assert any(code in block[0] for block in BLOCK.finditer((DOCS / f"learn/{chapter}.md").read_text("utf-8")))
+
+
 def test_every_page_is_listed() -> None:
     for folder in ("learn", "howto", "reference"):
         listed = re.search(r"```\{toctree\}.*?\n\n(.*?)```", (DOCS / folder / "index.md").read_text("utf-8"), re.DOTALL)
@@ -103,7 +165,7 @@ def test_blocks_become_code(markup: Any) -> None:
     assert "```python\nregard.look(x, x, causal=True)\n```" in made
     assert "    '../', 'learn-page-1', 'Two words',\n    x, x, causal=True\n)" in made
     folded = markup.rewritten("```{fold} It's long\ncode\n```\n")
-    assert folded.endswith("tags: [hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
+    assert folded.endswith("tags: [run, hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
                            "  code_prompt_hide: 'It''s long'\n---\ncode\n```\n")  # fmt: skip
 
 
@@ -138,11 +200,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Links(HTMLParser):
     """The addresses and the anchors of a page."""
 
-    def __init__(self, page: Path):
+    def __init__(self, text: str):
         super().__init__()
         self.addresses: list[str] = []
         self.anchors: set[str] = set()
-        self.feed(page.read_text("utf-8"))
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -152,7 +214,7 @@ class Links(HTMLParser):
 
 def dead_links(site: Path) -> list[str]:
     """The links of a site to pages, files and anchors that it lacks."""
-    pages = {page: Links(page) for page in site.rglob("*.html")}
+    pages = {page: Links(page.read_text("utf-8")) for page in site.rglob("*.html")}
     dead = []
     for page, found in pages.items():
         for address in found.addresses:
@@ -220,6 +282,36 @@ def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:
     page.close()
     assert len(asked) > 100
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+
+
+def clicks(site: Path, to: str) -> list[str]:
+    """The addresses of the links from the front page to another, one on each page, all of them in its text."""
+    queue: list[Path] = [site / "index.html"]
+    ways: dict[Path, list[str]] = {queue[0]: []}
+    for page in queue:  # which grows
+        if page == site / to:
+            return ways[page]
+        text = page.read_text("utf-8").partition("<article")[2].partition("</article>")[0]
+        for address in Links(text).addresses:
+            found = (page.parent / address.partition("#")[0]).resolve()
+            if found.suffix == ".html" and found.exists() and found not in ways:
+                ways[found] = [*ways[page], address]
+                queue.append(found)
+    raise AssertionError(f"no link leads to {to}")
+
+
+def test_pages_in_a_browser_lead_to_the_call_that_replaces_sdpa(site: Path, browser: Any) -> None:
+    """In two clicks at most, on a phone too."""
+    way = clicks(site.resolve(), "howto/sdpa.html")
+    assert len(way) <= 2
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto((site / "index.html").as_uri())
+    for address in way:
+        link = page.locator(f'a[href="{address}"]')
+        card = page.locator("article .sd-card", has=link)  # which is a link as a whole
+        (card if card.count() else page.locator("article").locator(link)).first.click()
+    assert page.get_by_text("with regard.torch.sdpa():").is_visible()
+    page.close()
 
 
 def test_pages_in_a_browser_open_an_island(site: Path, browser: Any) -> None:
@@ -333,6 +425,35 @@ def served(site: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+RUN = """async number => {
+    const cell = document.querySelectorAll(".cell.tag_run")[number];
+    const status = cell.querySelector(".run-status");
+    const start = performance.now();
+    const ended = new Promise(end => new MutationObserver(() => {
+        if (["Done", "Failed"].includes(status.textContent)) end();
+    }).observe(status, { childList: true }));
+    cell.querySelector(".run-button").click();
+    await ended;
+    return [status.textContent, (performance.now() - start) / 1000, cell.querySelector(".cell_output")?.innerText];
+}"""
+RUNNING = [x for x in WRITTEN if re.search(r"^```\{(run|fold)\}", x.read_text("utf-8"), re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", [str(x.relative_to(DOCS).with_suffix("")) for x in RUNNING])
+def test_pages_in_a_browser_run_every_block(served: str, browser: Any, name: str) -> None:
+    """Prints the seconds of each, the first with the start of Python."""
+    page = browser.new_page()
+    page.set_default_timeout(300_000)
+    page.goto(f"{served}/{name}.html")
+    blocks = page.locator(".cell.tag_run")
+    assert blocks.count()
+    for number in range(blocks.count()):
+        how, seconds, output = page.evaluate(RUN, number)
+        print(f"{name}, block {number + 1}: {seconds:.1f} s")
+        assert how == "Done", output
+    page.close()
 
 
 ON_32_BITS = """x = np.ones((400, 400))

@@ -5,7 +5,7 @@ Blocks are written as `{code-cell}` is, with a title behind the name:
     {look} TITLE          an island of the viewer's page: arguments of `regard.look`
     {compare} A | B       two pictures under a slider: two maps of weights (n_q, n_k), or paths of SVG files
     {film} NAME           frames under a slider: a list of (caption, {title: map})
-    {fold} TITLE          code that runs, folded below its title
+    {fold} TITLE          a `{run}` block, folded below its title
 
 Callouts are quotations that begin with [!TIP] or another of the kinds below.
 """
@@ -56,7 +56,7 @@ def cell(tags: str, code: list[str], **options: str) -> list[str]:
 def block(name: str, title: str, code: list[str], place: str, number: int) -> list[str]:
     """Return what a block of ours becomes; `place` is the page's name, in which it has this number."""
     if name == "fold":
-        return cell("hide-input", code, code_prompt_show=title, code_prompt_hide=title)
+        return cell("run, hide-input", code, code_prompt_show=title, code_prompt_hide=title)
     given = [f"    {line}" for line in code]
     names = [repr(x.strip()) for x in (title.split("|") if name == "compare" else [title])]
     if name == "look":

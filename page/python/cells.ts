@@ -73,7 +73,7 @@ class Cell implements Block {
   }
 
   source(): string {
-    return this.code.innerText;
+    return this.code.innerText || this.code.textContent!; // of a folded block browsers say that it has no text
   }
 
   started(): void {

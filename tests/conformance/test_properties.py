@@ -124,6 +124,9 @@ def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict
     if pick([False, True]):
         wish |= {"dropout": pick([0.0, 0.1, 0.5, 0.9]), "seed": draw(st.integers(0, 2**64 - 1))}
     if draw(st.booleans()):
+        shape = draw(st.sampled_from([(d, d), (h, d, d)]))
+        wish["metric"] = strided(draw, rng.standard_normal(shape).astype(dtype))
+    if draw(st.booleans()):
         wish["scale"] = draw(st.sampled_from([0.0, -0.5, 1.0]))
     if draw(st.booleans()):
         wish["offset"] = draw(st.one_of(st.integers(-20, 300), st.just(rng.integers(-9, 9, lead))))
@@ -214,7 +217,8 @@ def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[
         dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
         return Outputs(rng.standard_normal(frame.out_shape(p)).astype(q.dtype), dlse, dentropy)
 
-    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.rules.tables})
+    tables = {x: like(x) for x in p.rules.tables}
+    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), tables, like(p.metric))
     ct, moving = cotangents(), cotangents()
     got, tangent = regard.attention_vjp_jvp(
         q, k, v, ct.out, t, dlse=ct.lse, dentropy=ct.entropy, cotangent_tangents=moving, **options, engine=engine

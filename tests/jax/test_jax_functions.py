@@ -238,3 +238,20 @@ def test_plan() -> None:
     message = "regard.plan reads the values of mask, which has none while it is traced"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
         jax.jit(lambda n: regard.plan(*arrays, mask=regard.padding(n)).flops)(jnp.array([6]))
+
+
+@pytest.mark.parametrize("engine", [None, "xla"])
+def test_effective_states_differentiate(engine: Any) -> None:
+    """Backward and forward, by the exponential of the entropy."""
+    q, k = normal(2, 5, 4), normal(2, 7, 4)
+
+    def call(q: Any, k: Any) -> Any:
+        return regard.attention(q, k, k, observe=["lse", "effective_states"], engine=engine)[1].effective_states
+
+    def by_hand(q: Any, k: Any) -> Any:
+        p = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 2)
+        return jnp.exp(-(p * jnp.log(p)).sum(-1))
+
+    for mode in (jax.jacrev, jax.jacfwd):
+        for found, expected in zip(mode(call, (0, 1))(q, k), mode(by_hand, (0, 1))(q, k), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)

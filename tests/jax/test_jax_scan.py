@@ -67,7 +67,7 @@ def test_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STATISTICS = [
-    "visible", "normalized_entropy", "effective_states", "max", "argmax", "received", "group_received", "profile",
+    "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
     regard.top(3), regard.pooled(3, 2), regard.mass(regard.window(1)), regard.weights_of([0, 2]), regard.renyi(2),
 ]  # fmt: skip
 

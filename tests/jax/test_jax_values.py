@@ -79,7 +79,10 @@ def test_statistics_and_weights(case: Case, engine: str | None) -> None:
     assert list(found) == list(seen)
     for s, x in seen.items():
         for got, expected in zip(jax.tree.leaves(found[s]), jax.tree.leaves(x), strict=True):
-            same(got, expected)
+            if s.name == "effective_states":  # the exponential is JAX's
+                np.testing.assert_array_max_ulp(np.asarray(got), expected, 4)
+            else:
+                same(got, expected)
 
 
 def test_a_mass_of_traced_arrays() -> None:

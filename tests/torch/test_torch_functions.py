@@ -94,9 +94,27 @@ def test_renyi_entropies() -> None:
     _, found = regard.attention(q, k, k, causal=True, observe=observe)
     for s in observe:
         close(found[s], expected[s], 1e-14)
+    one, two = (regard.attention(q, k, k, causal=True, scale=x, observe=["lse"])[1].lse for x in (0.5, 1.0))
+    close(2 * one - two, expected[regard.renyi(2)], 1e-14)  # what differentiates
     q.requires_grad_()
     with pytest.raises(NotImplementedError, match="the derivative of 'renyi' is not provided"):
         regard.attention(q, k, k, observe=observe)[1][observe[1]].sum().backward()
+
+
+def test_effective_states_differentiate() -> None:
+    """In every mode, by the exponential of the entropy, whatever else is observed."""
+    q, k, sink = normal(2, 5, 4), normal(2, 7, 4), normal(2)
+
+    def call(q: torch.Tensor, k: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        _, seen = regard.attention(q, k, k, sink=sink, observe=["argmax", "effective_states", "lse"])
+        assert [s.name for s in seen] == ["argmax", "effective_states", "lse"]
+        return seen.effective_states
+
+    inputs = [x.requires_grad_() for x in (q, k, sink)]
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+    both = regard.attention(q, k, k, observe=["effective_states", "entropy"])[1]
+    close(both.effective_states, both.entropy.exp().detach())
 
 
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])

@@ -46,6 +46,10 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "matrices": lambda q: regard.attention(q[0, 0], q[0, 0], q[0, 0]),
     "a metric": lambda q: regard.attention(q, q, q, metric=q[0, :, :4]),
     "seeded dropout": lambda q: regard.attention(q, q, q, dropout=0.5, seed=3),
+    "merge": lambda q: regard.merge((q, q.mean(-1)), (2 * q, q.sum(-1)), sink=SLOPES),
+    "multi-head": lambda q: regard.multihead_attention(q[0], q[0], q[0], 2, causal=True),
+    "linear attention": lambda q: regard.linear_attention(q, q, q, causal=True),
+    "hopfield": lambda q: regard.hopfield(q, q[:, :1] + 1, beta=2.0, steps=2),
 }  # fmt: skip
 
 
@@ -110,12 +114,13 @@ def test_a_mask_of_floats_is_refused_while_a_graph_is_traced() -> None:
         compiled(Q, LENGTHS.float())
 
 
-def test_dynamic_shapes_compile_once() -> None:
+@pytest.mark.parametrize("name", ["rules made outside", "merge"])
+def test_dynamic_shapes_compile_once(name: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(FUNCTIONS["rules made outside"], fullgraph=True, dynamic=True, backend=counter)
+    compiled = torch.compile(FUNCTIONS[name], fullgraph=True, dynamic=True, backend=counter)
     for n in (7, 11, 30):
-        assert_same(FUNCTIONS["rules made outside"], compiled, torch.randn(2, 3, n, 4).requires_grad_())
+        assert_same(FUNCTIONS[name], compiled, torch.randn(2, 3, n, 4).requires_grad_())
     assert counter.frame_count == 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -77,6 +77,25 @@ class Profile:
 
     values: Array
     distances: Array
+
+
+ENTROPY, EFFECTIVE_STATES = Statistic("entropy"), Statistic("effective_states")
+
+
+def of_engine(observe: Iterable[Statistic]) -> tuple[Statistic, ...]:
+    """Return the statistics that a framework asks an engine for.
+
+    Entropy stands for `effective_states`: the framework takes its exponential, so that it differentiates.
+    """
+    return tuple(dict.fromkeys(ENTROPY if s == EFFECTIVE_STATES else s for s in observe))
+
+
+def asked_for(observe: Iterable[Statistic], found: Mapping[Statistic, Any], exp: Callable[[Any], Any]) -> Seen:
+    """Return the statistics observed, from those of `of_engine`.
+
+    exp: the exponential of the framework.
+    """
+    return Seen({s: exp(found[ENTROPY]) if s == EFFECTIVE_STATES else found[s] for s in observe})
 
 
 def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
@@ -165,7 +184,9 @@ def renyi(alpha: float) -> Statistic:
     entropy of an incomplete distribution, at 1 entropy / Σ_j P.
 
     Computed in O(n) memory from the lse of the scores and that of the scores times alpha. Rounding
-    grows as 1 / |1 − alpha|: near 1, take 1.
+    grows as 1 / |1 − alpha|: near 1, take 1. PyTorch and JAX have no derivative of it, as the
+    second lse is that of another forward pass, which is no output of the call. Without biases and
+    rules of scores take `lse` of two calls, scale and alpha · scale: they differentiate.
 
     alpha: at least 0; may be infinite. Rényi 1961, "On measures of entropy and information".
 

@@ -11,7 +11,7 @@ from regard.arguments.frameworks import Namespace
 from regard.arguments.values import array_type
 from regard.core import checks
 from regard.core.problem import Problem, compute_dtype
-from regard.core.statistics import Seen
+from regard.core.statistics import Seen, Statistic, asked_for, of_engine
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
@@ -45,6 +45,7 @@ def attention(
     origin: Any = (0, 0, 0),
     return_weights: bool = False,
     engine: str | None = None,
+    observe: Any = (),
     **options: Any,
 ) -> Any:
     """Compute `regard.attention` on JAX arrays, under any of JAX's transformations.
@@ -67,11 +68,13 @@ def attention(
         for rule in (options.get("mask"), options.get("score")):
             if rule is not None and lookups(rule.node):
                 raise TypeError(f"{rule}: bounds='raise' of a table is not checked where offset or origin are traced")
+    observed = checks.observe(observe)
     p = problem_from(
         **{name: stand_in(name, x) for name, x in operands.items()},
         seed=0 if isinstance(seed, jax.Array) else seed,
         offset=plain_offset(offset),
         origin=plain_origin(origin),
+        observe=of_engine(observed),
         **options,
     )
     return_weights = checks.boolean("return_weights", return_weights)
@@ -84,8 +87,8 @@ def attention(
         operands |= {name: operands[name][None] for name in ("query", "key", "value")}
     others: dict[str, Any] = {}
     texts: dict[str, str | None] = {"mask": None, "score": None}
-    observed = {f"mass{n}": s.of for n, s in enumerate(p.observe) if s.name == "mass"}
-    for name, rule in {"score": p.score, "mask": p.mask, **observed}.items():
+    masses = {f"mass{n}": s.of for n, s in enumerate(p.observe) if s.name == "mass"}
+    for name, rule in {"score": p.score, "mask": p.mask, **masses}.items():
         if rule is not None:
             texts[name], tables, dense = rule_text(rule.node)
             for n, t in enumerate(tables):
@@ -113,7 +116,10 @@ def attention(
         engine=engine,
     )
     arrays = jax.lax.stop_gradient(tuple(others.values()))
-    return results(p, call, [*operands.values(), *arrays], return_weights, matrices)
+    answer, seen = results(p, call, [*operands.values(), *arrays], return_weights, matrices)
+    if observed:
+        answer.append(asked_for(observed, seen, jnp.exp))
+    return answer[0] if len(answer) == 1 else tuple(answer)
 
 
 def _flatten_seen(seen: Seen) -> tuple[list[Any], tuple[Any, ...]]:
@@ -125,8 +131,10 @@ for holder in HOLDERS.values():
     jax.tree_util.register_dataclass(holder, [field.name for field in fields(holder)], [])
 
 
-def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
-    """Return the results that were asked for, in the order of `regard.attention`."""
+def results(
+    p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool
+) -> tuple[list[Any], dict[Statistic, Any]]:
+    """Return the output, maybe the weights, and an engine's statistics."""
     operands = primitives.varying_alike(operands)
     found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
@@ -138,13 +146,11 @@ def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: b
         lse = by_name["lse"][None] if matrices else by_name["lse"]
         (w,) = bind(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
-    if p.observe:
-        seen = {}
-        for n, s in enumerate(p.observe):
-            arrays = [by_name[place] for place in ((s.name,) if s.name in OUTPUTS else places(n, s.name))]
-            seen[s] = HOLDERS[s.name](*arrays) if s.name in HOLDERS else arrays[0]
-        answer.append(Seen(seen))
-    return answer[0] if len(answer) == 1 else tuple(answer)
+    seen: dict[Statistic, Any] = {}
+    for n, s in enumerate(p.observe):
+        arrays = [by_name[place] for place in ((s.name,) if s.name in OUTPUTS else places(n, s.name))]
+        seen[s] = HOLDERS[s.name](*arrays) if s.name in HOLDERS else arrays[0]
+    return answer, seen
 
 
 def ours(name: str, x: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from regard.core import checks
+from regard.core.statistics import Statistic, of_engine
 from regard.core.tensors import tensor
 from regard.ops import attention as calls_on_arrays
 from regard.ops import planning, stepping
@@ -48,6 +49,7 @@ class TensorArguments:
     floats: dict[Any, torch.Tensor]
     others: dict[Any, torch.Tensor]
     options: dict[str, Any]
+    observe: tuple[Statistic, ...]
     matrices: bool
 
     @classmethod
@@ -74,8 +76,9 @@ class TensorArguments:
         return cls(
             floats=operands | weighing | tables,
             others={x: x.tensor for x in (*scored, *masked) if x not in tables} | numbers | seed,
-            options=DEFAULTS | given | {"mask": mask, "score": score, "observe": observed}
+            options=DEFAULTS | given | {"mask": mask, "score": score, "observe": of_engine(observed)}
             | dict.fromkeys(("bias", "sink")) | dict.fromkeys(numbers),
+            observe=observed,
             matrices=operands["query"].ndim == 2,
         )  # fmt: skip
 
@@ -156,9 +159,8 @@ def attention(
     results: list[Any] = [found[0]]
     if return_weights:
         results.append(arguments.weights(engine))
-    statistics = arguments.options["observe"]
-    if statistics:
-        results.append(seen_of(statistics, found))
+    if arguments.observe:
+        results.append(seen_of(arguments.observe, found))
     return results[0] if len(results) == 1 else tuple(results)
 
 

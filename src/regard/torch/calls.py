@@ -11,7 +11,7 @@ import torch
 from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, device_of
-from regard.core.statistics import Profile, Seen, Statistic, Top, each_array
+from regard.core.statistics import ENTROPY, Profile, Seen, Statistic, Top, asked_for, each_array, of_engine
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
 from regard.ops.attention import problem_from
@@ -23,7 +23,7 @@ from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULTS: dict[str, Any] = {name: x for name, x in (problem_from.__kwdefaults__ or {}).items() if name != "observe"}
-LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
+LSE = Statistic("lse")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +201,14 @@ def arrays_of(s: Statistic) -> tuple[str, ...]:
 
 
 def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
-    """Return the statistics among the results of a call."""
-    rest = iter(results[3 if ENTROPY in observe else 2 :])
+    """Return the statistics observed, from the results of a call.
+
+    The call has asked an engine for those of `of_engine`.
+    """
+    computed = of_engine(observe)
+    rest = iter(results[3 if ENTROPY in computed else 2 :])
     values: dict[Statistic, Any] = {}
-    for s in observe:
+    for s in computed:
         if s.name == "lse":
             values[s] = results[1]
         elif s.name == "entropy":
@@ -215,7 +219,7 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
             values[s] = Profile(next(rest), next(rest))
         else:
             values[s] = next(rest)
-    return Seen(values)
+    return asked_for(observe, values, torch.exp)
 
 
 def new_seed() -> torch.Tensor:

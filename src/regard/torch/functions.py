@@ -1,6 +1,7 @@
 """Public functions made of PyTorch's own operations and of attention.
 
-They differentiate as those do.
+They differentiate as those do. `torch.compile` cannot follow their checks, which see NumPy arrays: in its graph each is
+one call, which is traced with its tensors afterwards.
 """
 
 from typing import Any
@@ -25,6 +26,7 @@ SPACE = Namespace(
 )
 
 
+@torch.compiler.allow_in_graph
 def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `regard.merge` on tensors.
 
@@ -34,16 +36,19 @@ def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     return merging.combined(seen, parts, sink)
 
 
+@torch.compiler.allow_in_graph
 def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:
     """Compute `regard.multihead_attention` on tensors."""
     return multihead.projected(SPACE, query, key, value, num_heads, **options)
 
 
+@torch.compiler.allow_in_graph
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
+@torch.compiler.allow_in_graph
 def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
     """Compute `regard.hopfield` on tensors."""
     return retrieval.retrieved(SPACE, state, patterns, beta, steps)

@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
-from regard.core.statistics import Statistic
+from regard.core.statistics import Statistic, of_engine
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
@@ -283,10 +283,12 @@ def attention(
     for name, _ in seen:
         if name == "mass":
             raise NotImplementedError("regard.mass is not observed in a graph that is traced")
+    observed = [Statistic(*s) for s in seen]
+    computed = tuple([(s.name, s.of) for s in of_engine(observed)])
     masked, scored = None if mask is None else mask.name, None if score is None else score.name
 
     call = name_of_call(
-        masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
+        masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, computed,
         tuple(numbers.items()), constants,
     )  # fmt: skip
     seeds = [new_seed()] if seeded else []
@@ -302,5 +304,5 @@ def attention(
         tile = forward([query, key, *floats, *others, *tail], call)[0]
         out.append(tile[0] if matrices else tile)
     if seen:
-        out.append(seen_of([Statistic(*s) for s in seen], results))
+        out.append(seen_of(observed, results))
     return out[0] if len(out) == 1 else tuple(out)
