@@ -1,5 +1,5 @@
 import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
-import { choice, h } from "./dom";
+import { choice, h, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { count, shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
@@ -423,7 +423,8 @@ export class App {
         ),
       ),
     );
-    this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const current = this.tabs.querySelector("[aria-current]");
+    if (current) reveal(this.tabs, current);
   }
 
   /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */

@@ -83,6 +83,13 @@ export const breakable = (name: string): Node[] =>
 /** What a reader does to see more of a thing: a finger has no place to rest above it. */
 export const pointing = (): string => (matchMedia("(hover: hover)").matches ? "Point at" : "Tap");
 
+/** Scrolls a box until an element in it is seen. Unlike scrollIntoView, leaves the place from which Tab goes on. */
+export function reveal(box: HTMLElement, element: Element): void {
+  const [outer, inner] = [box.getBoundingClientRect(), element.getBoundingClientRect()];
+  box.scrollLeft += Math.min(0, inner.left - outer.left) + Math.max(0, inner.right - outer.right);
+  box.scrollTop += Math.min(0, inner.top - outer.top) + Math.max(0, inner.bottom - outer.bottom);
+}
+
 /** Calls at most once a frame. */
 export function perFrame(call: () => void): () => void {
   let asked = 0;

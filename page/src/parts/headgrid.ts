@@ -1,7 +1,7 @@
 /** Every head as a small picture in rows of layers, to choose one. */
 
 import type { HeadRow } from "../data";
-import { h } from "../dom";
+import { h, reveal } from "../dom";
 import { headName, scaleName, type Context } from "../views/view";
 import { definitionOf } from "./terms";
 import { thumb } from "./thumb";
@@ -74,15 +74,6 @@ export function headGrid(context: Context): HeadGrid {
     }, context.fail);
   }
 
-  /** Scrolls the list of heads alone. */
-  function reveal(button: HTMLElement): void {
-    const list = element.parentElement;
-    if (!list || list.scrollHeight <= list.clientHeight) return;
-    const [outer, inner] = [list.getBoundingClientRect(), button.getBoundingClientRect()];
-    if (inner.top < outer.top) list.scrollTop -= outer.top - inner.top;
-    else if (inner.bottom > outer.bottom) list.scrollTop += inner.bottom - outer.bottom;
-  }
-
   return {
     element,
     tell(rows) {
@@ -105,7 +96,7 @@ export function headGrid(context: Context): HeadGrid {
         button.classList.toggle("current", current);
         if (current) {
           button.setAttribute("aria-current", "true");
-          reveal(button);
+          if (element.parentElement) reveal(element.parentElement, button);
         } else button.removeAttribute("aria-current");
       }
       if (recolour) for (const picture of element.querySelectorAll(".thumb canvas")) paint(picture.parentElement!);
