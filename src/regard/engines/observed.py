@@ -22,7 +22,10 @@ RENYI: dict[float, tuple[str, ...]] = {0: ("visible",), 1: ("entropy",), np.inf:
 
 
 def needs(s: Statistic) -> tuple[str, ...] | None:
-    """Return the names of the statistics from which one follows; None for one that an engine computes itself."""
+    """Return the names of the statistics from which one follows.
+
+    None for one that an engine computes itself.
+    """
     return RENYI.get(s.of, ()) if s.name == "renyi" else NEEDS.get(s.name)
 
 

@@ -1,8 +1,8 @@
-"""One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
+"""One HTML file with the page and all that it shows.
 
-Answers are embedded as the page would be given them, without what it computes: rows, columns and tiles from queries,
-keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have
-the tiles of the exact level instead.
+It opens from disk, without a server and without a network. Answers are embedded as the page would be given them, but
+for what it computes: rows, columns and tiles from queries, keys and lse. A module of WebAssembly does, made for the
+rules of the layer. Layers with arrays of all pairs have the tiles of the exact level instead.
 """
 
 import json
@@ -97,7 +97,10 @@ def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel 
 
 
 def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
-    """Return what a page needs to run the model; with a compiler the kernel of its products too."""
+    """Return what a page needs to run the model.
+
+    compiled: add the kernel of its products.
+    """
     stored = {
         "weights": b64encode(model.to_safetensors()).decode("ascii"),
         "note": ABOUT_MODEL,
@@ -111,7 +114,10 @@ def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
 
 
 def module_of(layer: SceneLayer) -> bytes | None:
-    """Return the module that computes a layer's weights in a page; None if no module can, or no compiler is there."""
+    """Return the module that computes a layer's weights in a page.
+
+    None without a compiler, and for layers with arrays of all pairs or rules that a module does not take.
+    """
     p = layer.problem
     rules = [x for x in (p.mask, p.score) if x is not None]
     known = p.bias is None and not any(x.dense or x.tensors or lookups(x.node) for x in rules)
@@ -133,7 +139,7 @@ def _module(mask: Mask | None, score: Score | None) -> bytes | None:
 
 @dataclass(frozen=True, eq=False)
 class SavedLayer:
-    """A layer in a file, with the module that computes its weights in the page, if there is one."""
+    """A layer in a file, with the module that computes its weights, or None."""
 
     layer: SceneLayer
     module: bytes | None
@@ -231,7 +237,7 @@ def _exact(
 
 
 def stored(layer: SceneLayer, head: Head, dtype: Any) -> dict[str, Any]:
-    """Return the queries, keys and lse of a head of this layer, from which a page computes its weights."""
+    """Return the queries, keys and lse of a head of this layer."""
     p = head.problem
     return {
         "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
@@ -245,7 +251,7 @@ def stored(layer: SceneLayer, head: Head, dtype: Any) -> dict[str, Any]:
 
 
 def inside(code: str, tag: str) -> str:
-    """Code that cannot end the element around it: strings that hold the end tag, or begin a comment, are escaped."""
+    """Escape code so that it cannot end the element around it."""
     return re.sub(f"<(/{tag}|!--)", r"\\x3c\1" if tag == "script" else r"\\3c \1", code, flags=re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""The page as a widget of Jupyter, which asks over the notebook's own connection: no server is needed.
+"""The page as a widget of Jupyter, over the notebook's own connection.
 
 anywidget is all that a host has to know: JupyterLab, Notebook, VS Code and Colab run one module and one style sheet,
 which load nothing else.
@@ -60,7 +60,7 @@ def widget(answers: Answers) -> Any:
 
 
 def still(scene: Scene) -> dict[str, Any]:
-    """Return the picture of a scene by its type, PNG or, without matplotlib, SVG; none of a scene that is long."""
+    """Return the picture of a scene by its type, or nothing for a long scene."""
     if sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers) > PAIRS:
         return {}
     made = Still(scene)
@@ -70,7 +70,10 @@ def still(scene: Scene) -> dict[str, Any]:
 
 
 def answered(answers: Answers, message: Any) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the message and the buffers that answer a page's {id, path} or {id, path, method, body}."""
+    """Return the message and the buffers that answer a page.
+
+    message: {id, path} or {id, path, method, body}.
+    """
     if not isinstance(message, dict) or not isinstance(path := message.get("path"), str):
         return {"id": None, "status": 400, "json": {"error": "a question needs a path"}}, []
     path, _, query = path.removeprefix("api/").partition("?")

@@ -1,4 +1,4 @@
-"""Attention as WebAssembly, for web pages: forward and second pass, without derivatives.
+"""Attention as WebAssembly for web pages, without derivatives.
 
 | Module | Contents |
 |---|---|

@@ -1,4 +1,4 @@
-"""A linker for WebAssembly: one relocatable object becomes a module without imports.
+"""A linker for WebAssembly, from one object to a module without imports.
 
 LLVM's object imports its memory and its stack pointer, and leaves addresses open. Linking places the data, reserves a
 stack after it, writes the addresses into code and data, and exports functions.
@@ -113,7 +113,10 @@ class Reader:
 
 
 def sections(module: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the body of each section. Raises ValueError for other files."""
+    """Yield the number and the body of each section.
+
+    Raises ValueError for what is no WebAssembly.
+    """
     if not module.startswith(MAGIC):
         raise ValueError("this is no WebAssembly")
     reader = Reader(module[len(MAGIC) :])

@@ -68,10 +68,10 @@ def module(
     maps: bool = False,
     takes: Collection[str] = (),
 ) -> bytes:
-    """Return the module that computes attention, maps of its weights, or both under these rules.
+    """Return the module that computes attention under these rules.
 
-    takes: those of OPERANDS that calls give. Raises ValueError for rules that kernels
-    do not take, or that need the C library.
+    forward, maps: whether it has attention, and maps of its weights. takes: those of OPERANDS that calls give.
+    Raises ValueError for rules that kernels do not take, or that need the C library.
     """
     target, p = webassembly(relaxed), _longest_call(mask, score, takes)
     reason = supports(p)
@@ -151,10 +151,10 @@ def loader(name: str) -> dict[str, str]:
 
 
 def _longest_call(mask: Mask | None, score: Score | None, takes: Collection[str]) -> Problem:
-    """Return a call of one head with rules, as long as calls may be; its arrays take no memory.
+    """Return the longest call of one head with these rules.
 
-    Its offsets are the least and the greatest, so that bounds of its rules hold for all calls. Operands that calls
-    give, `takes`, are there; their contents are not compiled.
+    Its arrays take no memory. Its offsets are the least and the greatest, so that bounds of its rules hold for all
+    calls. Operands that calls give, `takes`, are there; their contents are not compiled.
     """
     x = np.broadcast_to(np.zeros((), np.float32), (2, 1, POSITIONS, 1))
     if "array_mask" in takes:
@@ -170,7 +170,10 @@ def _longest_call(mask: Mask | None, score: Score | None, takes: Collection[str]
 
 
 def _second_spec(p: Problem, target: Target, statistics: tuple[str, ...]) -> SecondPassSpec:
-    """Return the spec of a second pass, with the query blocks of "baseline": sums over queries depend on them."""
+    """Return the spec of a second pass with the query blocks of "baseline".
+
+    Sums over queries depend on them.
+    """
     spec = spec_of(scores_alone(p), replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
     own = {x.name: getattr(spec, x.name) for x in fields(KernelSpec)}
     return SecondPassSpec(**own | {"pipelined": False}, statistics=statistics)
@@ -194,9 +197,10 @@ def _together(texts: Sequence[str]) -> str:
 
 
 def _kernel(name: str, spec: KernelSpec, lists: dict[str, KernelSpec]) -> dict[str, Any]:
-    """Describe a kernel. scratch: bytes for a work group, and for each of its query blocks.
+    """Describe a kernel, with its scratch memory in bytes.
 
-    Both as coefficients of (1, d, d_v), which are rounded up to `multiple` features. visible: the kernel that lists its
+    That of a work group and of each query block are coefficients of (1, d, d_v), which are rounded up to `multiple`
+    features. visible: the kernel that lists its
     tiles, and that one's fields; null without a mask.
     """
     multiple, visible = 16, "visible_second" if name in ("maps", "sums") else "visible"
@@ -221,7 +225,7 @@ def _kernel(name: str, spec: KernelSpec, lists: dict[str, KernelSpec]) -> dict[s
 
 
 def _values(rules: Sequence[tuple[str, Program]]) -> dict[str, str]:
-    """Return the fields of the rules' numbers as 64-bit integers in text, and the lengths of tables' axes."""
+    """Return the rules' numbers, and the lengths of their tables' axes, by field."""
     values: dict[str, int | float] = {}
     for prefix, program in rules:
         values |= {f"{prefix}_number{n}": x for n, x in enumerate(program.numbers)}
@@ -231,7 +235,7 @@ def _values(rules: Sequence[tuple[str, Program]]) -> dict[str, str]:
 
 
 def _tables(rules: Sequence[tuple[str, Program]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-    """Return the tables of the rules by their fields, padded to 8 bytes, so that each is aligned."""
+    """Return the tables of the rules by field, padded to multiples of 8 bytes."""
     found = []
     for prefix, program in rules:
         for n, table in enumerate(program.tables):

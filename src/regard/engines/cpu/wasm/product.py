@@ -14,9 +14,10 @@ ROWS, VECTORS = 4, 2  # a micro-tile: 8 sums, 2 vectors of B and one of A in 15 
 
 
 def product() -> bytes:
-    """Return a module whose `product` computes C (n, m) = A (n, k) B (k, m), row-major float32.
+    """Return a module that computes C (n, m) = A (n, k) B (k, m).
 
-    Its argument is the address of the fields, 64-bit integers. n is a multiple of 4, m of 8.
+    A, B and C are row-major float32. The argument of `product` is the address of the fields, 64-bit integers. n is a
+    multiple of 4, m of 8.
     """
     target = webassembly()
     text = written("product", FIELDS, target, _write)

@@ -1,4 +1,4 @@
-"""Scores of pairs of queries and keys, one by one, as pages show them step by step.
+"""Scores of pairs of queries and keys, for pages that show every step.
 
 T[i,j] = score(scale · q[i] · k[j]) + bias[i,j]        S[i,j] = T[i,j], or −∞ where the mask hides the pair
 """
