@@ -123,8 +123,7 @@ def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict
         wish["sink"] = rng.standard_normal(h)
     if pick([False, True]):
         wish |= {"dropout": pick([0.0, 0.1, 0.5, 0.9]), "seed": draw(st.integers(0, 2**64 - 1))}
-    if draw(st.booleans()) and dtype in (np.float32, np.float64):
-        # Not in 16 bits: the bound of tangents does not count that the tangent of Q M is rounded to them.
+    if draw(st.booleans()):
         shape = draw(st.sampled_from([(d, d), (h, d, d)]))
         size = max(d, 1) ** -0.5  # so that Q M is as large as Q
         wish["metric"] = strided(draw, (size * rng.standard_normal(shape)).astype(dtype))

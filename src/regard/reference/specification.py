@@ -56,17 +56,19 @@ class Terms:
     O: Array
     H: Array
     logP: Array
+    short: Any  # the dtype of naive code in 16 bit, else None
+
+
+def rounded(x: Array, short: Any) -> Array:
+    """Round to the `short` dtype, unless it is None."""
+    return x if short is None else x.astype(short).astype(x.dtype)
 
 
 def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     """Compute all quantities of a call.
 
-    Naive code in 16 bit is real=float32, with S, P and O rounded to the `short` dtype.
+    Naive code in 16 bit is real=float32, with S, P, O and the tangent of Q M rounded to the `short` dtype.
     """
-
-    def rounded(x: Array) -> Array:
-        return x if short is None else x.astype(short).astype(real)
-
     q, k, v = (flatten(p, x, 3, real) for x in (p.query, p.key, p.value))
     x, M = (q, None) if p.factors is None else (flatten(p, p.factors[0], 3, real), p.factors[1].astype(real))
     T = real(p.scale) * einsum("bhia,bhja->bhij", q, k)
@@ -77,7 +79,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     S = T if p.score_node is None else evaluate_one(p.score_node, at, T.shape)
     S = S if p.bias is None else S + dense(p, p.bias).astype(real)
     visible = visible & (S != -np.inf)
-    S = rounded(np.where(visible, S, -np.inf))
+    S = rounded(np.where(visible, S, -np.inf), short)
 
     sink = np.broadcast_to(np.asarray(-np.inf if p.sink is None else p.sink, real), (p.heads,))[:, None]
     m = np.maximum(S.max(axis=-1, initial=-np.inf), sink)
@@ -85,14 +87,14 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     log_sum = np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))
     lse = m + log_sum
     logP = np.where(visible, S - m[..., None] - log_sum[..., None], 0)  # not S − lse: a large m absorbs log_sum
-    P = rounded(np.where(visible, np.exp(logP), 0))
+    P = rounded(np.where(visible, np.exp(logP), 0), short)
     p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - log_sum))
     D = np.ones(T.shape, real)
     if p.dropout:
         D = np.broadcast_to(dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
-    O = rounded(visible_einsum("bhij,bhjc->bhic", P * D, v, visible))
+    O = rounded(visible_einsum("bhij,bhjc->bhic", P * D, v, visible), short)
     H = -(P * logP).sum(axis=-1)
-    return Terms(x, M, q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
+    return Terms(x, M, q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP, short)
 
 
 def forward(p: Problem, real: Real = np.float64, short: Any = None) -> Outputs:
@@ -297,7 +299,7 @@ def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
         for x, full in ((t.query, f.x), (t.key, f.k), (t.value, f.v))
     )
     M = np.zeros((p.d, p.d), real) if t.metric is None else t.metric.astype(real)
-    q = x if f.M is None else projected(x, f.M) + projected(f.x, M)
+    q = x if f.M is None else rounded(projected(x, f.M) + projected(f.x, M), f.short)
     T = real(p.scale) * (einsum("bhia,bhja->bhij", q, f.k) + einsum("bhia,bhja->bhij", f.q, k))
     tables = {table: Table(x) for table, x in t.tables.items()}
     at = indices_of(p, real, f.T, ds=T)
