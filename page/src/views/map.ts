@@ -85,14 +85,18 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   });
   if (store.state.zoom) map.look(store.state.zoom);
 
+  const setTitle = (): void => {
+    const { layer, head } = store.state;
+    title.textContent = `${headName(context.scene, layer, head)}: a row for each query, a column for each key`;
+  };
+  setTitle(); // a heading is never empty, while the first tiles are on their way
   const load = latest(context.fail);
   const show = (): void =>
     load(async (current) => {
       const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state));
       if (!current()) return;
       picture = made;
-      const { layer, head } = store.state;
-      title.textContent = `${headName(context.scene, layer, head)}: a row for each query, a column for each key`;
+      setTitle();
       map.show(made, tokensOf(context));
       pick();
     });
