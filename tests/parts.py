@@ -76,7 +76,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_forward.py::test_(rules_of_int|autocast|rules_with)", "slow", "compiles kernels"),
     Row(
         "test_torch_derivatives.py::test_(weights_diff|every_order|what_requires|merge|no_transform|third|vmap)"
-        "|test_linear_attention_of_other",
+        "|test_linear_attention_of_other|test_torch_functions.py::test_effective",
         "slow",
         "3 to 5 s each",
     ),
@@ -93,7 +93,11 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_modes", 8, "PyTorch traces"),
     Row("test_jax_derivatives.py::test_(third|hessian|weights|checkpoint)|test_without_x64", "slow", "2 to 9 s each"),
     Row("test_jax_scan.py::test_(all_inputs_and_vmap|memory)", "slow", "3 to 13 s"),
-    Row("test_jax_functions.py::test_(merge|linear_attention|a_metric)|broadcast_dropout", "slow", "3 to 5 s each"),
+    Row(
+        "test_jax_functions.py::test_(merge|linear_attention|a_metric|hopfield|effective)|broadcast_dropout",
+        "slow",
+        "3 to 7 s each",
+    ),
     Row("test_beside_jax_nn", 4, "XLA compiles each"),
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
