@@ -123,7 +123,9 @@ def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict
         wish["sink"] = rng.standard_normal(h)
     if pick([False, True]):
         wish |= {"dropout": pick([0.0, 0.1, 0.5, 0.9]), "seed": draw(st.integers(0, 2**64 - 1))}
-    if draw(st.booleans()):
+    if draw(st.booleans()) and dtype in (np.float32, np.float64):
+        # Not in 16 bits. Of one query, the rounding of the tangent of Q M may exceed twice the naive error, where the
+        # roundings of S and P happen to cancel it: one call of some 1,000, by 0.5 %.
         shape = draw(st.sampled_from([(d, d), (h, d, d)]))
         size = max(d, 1) ** -0.5  # so that Q M is as large as Q
         wish["metric"] = strided(draw, (size * rng.standard_normal(shape)).astype(dtype))
