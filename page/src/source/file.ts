@@ -94,10 +94,10 @@ export class FileSource implements Source {
       }
       return made.buffer;
     }
-    const weights = this.weights(`${scene}/${layer}/${head}`);
-    if (what === "dots") this.steps(`${scene}/${layer}/${head}`); // refused where queries and keys are not held
-    if (what === "scores")
-      return (await scoresOf(this.steps(`${scene}/${layer}/${head}`), Number(rest[0]))).buffer as ArrayBuffer;
+    const name = `${scene}/${layer}/${head}`;
+    const weights = this.weights(name);
+    if (what === "dots") this.steps(name); // refused where queries and keys are not held
+    if (what === "scores") return (await scoresOf(this.steps(name), Number(rest[0]))).buffer as ArrayBuffer;
     if (what === "norms") return normsOf(weights);
     const map = what === "tile" ? ((await this.json(`api/${scene}/map/${layer}/${head}`)) as Pyramid) : undefined;
     const made = await numbersOf(weights, what, rest.map(Number), options, map);

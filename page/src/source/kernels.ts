@@ -1,4 +1,4 @@
-/** The kernels that a saved file holds, one module for each set of rules. */
+/** Kernels in a worker, one module for each set of rules: of a saved file, or of a notebook. */
 
 import type { MapsResult, ScoresResult, WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
 import { bytesOf } from "../numbers/base64";

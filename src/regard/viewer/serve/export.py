@@ -1,8 +1,8 @@
 """One HTML file with the page and all that it shows.
 
-It opens from disk, without a server and without a network. Answers are embedded as the page would be given them, but
-for what it computes: rows, columns and tiles from queries, keys and lse. A module of WebAssembly does, made for the
-rules of the layer. Layers with arrays of all pairs have the tiles of the exact level instead.
+It opens from disk, without a server and without a network. Answers of a server are embedded, except rows, columns and
+tiles: the page computes these from queries, keys and lse, by a module of WebAssembly for the rules of the layer. Layers
+with arrays of all pairs have the tiles of the exact level instead.
 """
 
 import json
@@ -150,9 +150,14 @@ class SavedLayer:
         return self.layer.plain or self.module is not None
 
     @property
+    def all_levels(self) -> pyramid.Levels:
+        """All levels of its maps."""
+        return pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k)
+
+    @property
     def levels(self) -> tuple[range, tuple[str, ...]]:
         """The levels whose tiles are embedded, and their kinds; the page computes others."""
-        levels = pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k)
+        levels = self.all_levels
         if not self.computed:
             return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
         return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
@@ -160,7 +165,7 @@ class SavedLayer:
     @property
     def tiles(self) -> list[str]:
         """Paths of the tiles that are embedded."""
-        levels, (embedded, kinds) = pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k), self.levels
+        levels, (embedded, kinds) = self.all_levels, self.levels
         found = []
         for level in embedded:
             height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
@@ -170,7 +175,7 @@ class SavedLayer:
     def size(self, itemsize: int) -> int:
         """Bytes of its numbers in the file, about."""
         p = self.layer.problem
-        levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), self.levels
+        levels, (embedded, kinds) = self.all_levels, self.levels
         cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
         arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * self.layer.has_values)
         return self.layer.heads * (2 * cells + (arrays if self.computed else 0))

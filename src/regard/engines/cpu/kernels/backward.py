@@ -18,7 +18,7 @@ from regard.engines.cpu.kernels.backward_amx import AmxGradientProducts
 from regard.engines.cpu.kernels.backward_products import VectorProducts, VisibleProducts
 from regard.engines.cpu.kernels.backward_rows import KeyRows, QueryRows
 from regard.engines.cpu.kernels.backward_terms import Factors, Products
-from regard.engines.cpu.kernels.blocks import RowBlock, each_work_group
+from regard.engines.cpu.kernels.blocks import NONE, RowBlock, each_step, each_work_group
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.rule_gradients import add_bias_gradient
 from regard.engines.cpu.kernels.rules import Rules
@@ -33,8 +33,6 @@ from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.spec.scratch import TileScratch, backward_block_scratch, backward_tile_scratch
 from regard.engines.cpu.spec.specs import BackwardSpec
 from regard.engines.cpu.spec.tiles import TILE_BITS
-
-NONE = 2**62
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,7 @@ class BackwardKernel:
         """Compute the next tile of those that have it, until none is left."""
         k, lanes = self.k, self.lanes
         size = sum(backward_block_scratch(self.spec, lanes.d, lanes.d_v).values(), k.whole(0))
-        tiles = k.pointer("tiles", I64)
-        none, current = k.constant(I64, NONE), k.variable(k.constant(I64, NONE))
+        tiles, none = k.pointer("tiles", I64), k.constant(I64, NONE)
 
         def block_at(n: Value) -> RowBlock:
             return RowBlock(lanes, n, self.scratch.end + (n - first) * size)
@@ -130,24 +127,15 @@ class BackwardKernel:
                 found.value = k.where(number < k.integer("to"), number, none)
             return found.value
 
-        def find(block: RowBlock) -> None:
-            current.value = k.minimum(current.value, next_tile(block))
-
         def compute(block: RowBlock) -> None:
-            with k.when(next_tile(block) == current.value):
-                cursor = block.state.state
-                place = cursor[0]
-                word = tiles[place]
-                cursor[0] = place + 1
-                self._tile(read_tile(block, self.scratch, place, word))
+            cursor = block.state.state
+            place = cursor[0]
+            word = tiles[place]
+            cursor[0] = place + 1
+            self._tile(read_tile(block, self.scratch, place, word))
 
         each(self._begin)
-        each(find)
-        with k.loop_while(lambda: current.value != none):
-            self.key_rows.copy(block_at(first), current.value)
-            each(compute)
-            current.value = none
-            each(find)
+        each_step(k, each, next_tile, lambda number: self.key_rows.copy(block_at(first), number), compute)
         each(self.query_rows.end)
         if self.spec.trains_bias:
             k.fence()

@@ -14,7 +14,7 @@ from regard.engines.cpu.kernels.prefetching import prefetch_bias
 from regard.engines.cpu.kernels.tiles import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import add_products_by_vectors
-from regard.engines.cpu.language.types import I16, I32
+from regard.engines.cpu.language.types import I16
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.scratch import copied, padded
 from regard.engines.cpu.spec.specs import BackwardSpec
@@ -207,9 +207,5 @@ class VisibleProducts(GradientProducts):
         """
         k, paired = self.k, self.spec.paired
         word = I16 if paired else mathematics.integer_of(self.lanes.real)
-        hidden = [weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)) for weight in weights]
-        if not paired:
-            return k.where(hidden[0], k.constant(self.lanes.real, 0.0), x)
-        zero = k.constant(I32, 0)
-        low, high = (k.where(h, zero, k.constant(I32, 0xFFFF << 16 * m)) for m, h in enumerate(hidden))
-        return x & (low | high)
+        seen = [weight.of(word).load(0, lanes) != -(2 ** (8 * word.size - 1)) for weight in weights]
+        return k.mask_bf16(x, seen) if paired else k.where(seen[0], x, k.constant(self.lanes.real, 0.0))

@@ -6,9 +6,12 @@ from contextlib import nullcontext
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
+from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.scratch import BlockState, query_block_scratch
+
+NONE = 2**62  # the number after the last step
 
 
 def each_work_group(lanes: Lanes, registers: AmxRegisters | None, work: Callable[[Value, Value, Value], None]) -> None:
@@ -27,6 +30,36 @@ def each_work_group(lanes: Lanes, registers: AmxRegisters | None, work: Callable
         following = groups[k.minimum(n.value + 1, count - 1) * 2]
         work(groups[n.value * 2], groups[n.value * 2 + 1], following)
         n.value = taken.fetch_add(one)
+
+
+def each_step(
+    k: Kernel,
+    each: Callable[[Callable[["RowBlock"], None]], None],
+    number: Callable[["RowBlock"], Value],
+    begin: Callable[[Value], None],
+    work: Callable[["RowBlock"], None],
+) -> None:
+    """Take the query blocks of a work group through numbered steps together.
+
+    each: calls a function with every block. number: the number of a block's next step, or NONE. begin: called with the
+    number of a step, before `work` is with all blocks that have this step.
+    """
+    none = k.constant(I64, NONE)
+    current = k.variable(none)
+
+    def find(block: RowBlock) -> None:
+        current.value = k.minimum(current.value, number(block))
+
+    def pass_over(block: RowBlock) -> None:
+        with k.when(number(block) == current.value):
+            work(block)
+
+    each(find)
+    with k.loop_while(lambda: current.value != none):
+        begin(current.value)
+        each(pass_over)
+        current.value = none
+        each(find)
 
 
 class BlockRecord:

@@ -59,14 +59,8 @@ class Copies:
     """The rows of K and V of a tile: copies, or the call's own memory."""
 
     def __init__(self, lanes: Lanes):
-        self.k, self.spec, self.lanes, self.d, self.d_v, self.W = (
-            lanes.k,
-            lanes.spec,
-            lanes,
-            lanes.d,
-            lanes.d_v,
-            lanes.W,
-        )
+        self.k, self.spec, self.lanes = lanes.k, lanes.spec, lanes
+        self.d, self.d_v, self.W = lanes.d, lanes.d_v, lanes.W
         self.key_type: Type = self.spec.element if self.spec.paired else lanes.real  # of copies of K
 
     def make(self, tile: KeyTile) -> None:

@@ -399,8 +399,7 @@ class DecodePV:
             for n, v in enumerate(values):
                 if spec.bf16_dot:
                     if keys.exclude_hidden:
-                        low, high = (k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible))
-                        v = v & (low | high)
+                        v = k.mask_bf16(v, visible)
                     totals[n].value = k.dot_bf16(totals[n].value, v, weight)
                 else:
                     for there in visible:

@@ -17,14 +17,14 @@ import math
 from collections.abc import Callable
 
 from regard.engines.cpu.kernels.best_keys import BestKeys
-from regard.engines.cpu.kernels.blocks import RowBlock, each_work_group
+from regard.engines.cpu.kernels.blocks import RowBlock, each_step, each_work_group
 from regard.engines.cpu.kernels.decode import Decode
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.prefill import Prefill
 from regard.engines.cpu.kernels.products import ForwardTerms
 from regard.engines.cpu.kernels.rules import Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite, is_large
-from regard.engines.cpu.kernels.splits import NONE, KeySplits, LaneLayout, Split
+from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Split
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel
@@ -66,27 +66,19 @@ class ForwardKernel:
                 work(RowBlock(self.lanes, n, self.own.end + (n - first) * size, (first, stop, following)))
 
         each(self.begin)
-        none = k.constant(I64, NONE)
-        current = k.variable(none)
 
-        def find(block: RowBlock) -> None:
-            current.value = k.minimum(current.value, self.splits.next(block))
-
-        def pass_over(block: RowBlock) -> None:
-            with k.when(self.splits.next(block) == current.value):
-                with k.when(block.state.cursor[0] == block.field("tiles")):
-                    self.layout.prepare_queries(block)
-                self.split(block)
-
-        each(find)
-        with k.loop_while(lambda: current.value != none):
+        def discard_copies(_: Value) -> None:
             if spec.copies:
                 ready = self.scratch.ready.of(I64)
                 for slot in range(SPLIT_TILES):
                     ready[slot] = k.constant(I64, 0)
-            each(pass_over)
-            current.value = none
-            each(find)
+
+        def split(block: RowBlock) -> None:
+            with k.when(block.state.cursor[0] == block.field("tiles")):
+                self.layout.prepare_queries(block)
+            self.split(block)
+
+        each_step(k, each, self.splits.next, discard_copies, split)
         each(self.end)
 
     def begin(self, block: RowBlock) -> None:

@@ -295,11 +295,7 @@ class PVByVectors(PVProducts):
                 at = p * self.B + c
                 v = (values + a).bytes(p // step * row)[0]
                 if paired:
-                    low, high = (
-                        k.where(load(seen, at + n * self.B) != 0.0, k.constant(I32, 0xFFFF << 16 * n), 0)
-                        for n in range(2)
-                    )
-                    shown = v.spread(self.W) & (low | high)
+                    shown = k.mask_bf16(v.spread(self.W), (load(seen, at + n * self.B) != 0.0 for n in range(2)))
                     total.value = k.dot_bf16(total.value, shown, P.of(I32).load(at, self.W))
                 else:
                     shown = k.where(load(seen, at) != 0.0, v, self.lanes.zero())

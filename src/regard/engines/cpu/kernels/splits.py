@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from regard.engines.cpu.kernels.blocks import RowBlock
+from regard.engines.cpu.kernels.blocks import NONE, RowBlock
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile, read_tile
 from regard.engines.cpu.language.types import I64
@@ -13,7 +13,6 @@ from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.scratch import SplitState, TileScratch
 from regard.engines.cpu.spec.tiles import TILE_BITS
 
-NONE = 2**62  # the split after the last
 Loaded = Callable[[Pointer], Value]
 
 

@@ -12,7 +12,7 @@ iteration.
         y[i] = x[i] + y[i]
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -375,6 +375,14 @@ class Kernel:
         both = Value(self, BF16, 32, self.call_named(name, type, [y.raw.type, x.raw.type], [y.raw, x.raw]))
         interleaved = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
         return Value(self, I32, 16, self.b.bitcast(interleaved.raw, self.raw(I32, 16)))
+
+    def mask_bf16(self, packed: Value, visible: Iterable[Value]) -> Value:
+        """Return packed pairs with 0 for hidden numbers.
+
+        visible: flags of the low and of the high ones.
+        """
+        low, high = (self.where(x, self.constant(I32, 0xFFFF << 16 * n), 0) for n, x in enumerate(visible))
+        return packed & (low | high)
 
     def unpack_bf16(self, packed: Value) -> tuple[Value, Value]:
         """Return both numbers of packed bf16 pairs as float32."""

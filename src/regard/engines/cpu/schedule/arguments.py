@@ -103,10 +103,8 @@ def table_array(table: Table, real: Any) -> Array:
     """Return the array of a table as kernels read it: the call's float type, or int64."""
     cached = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
-    if dtype not in cached:
-        cached.setdefault(
-            dtype, np.ascontiguousarray(table.array, dtype)
-        )  # one for all threads: schedules store its address
+    if dtype not in cached:  # one for all threads: schedules store its address
+        cached.setdefault(dtype, np.ascontiguousarray(table.array, dtype))
     return cached[dtype]
 
 

@@ -64,11 +64,16 @@ def launch_on_team(
     taken, every, data = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
         own = fields[:]
-        own[WORK_GROUPS], own[COUNT], own[TAKEN] = address_of(stage.bounds), len(stage.bounds), taken.buffer_info()[0]
-        own[SCRATCH] = address
+        set_work(own, stage.bounds, taken, address)
         every.append(own)
-        data.append(own.buffer_info()[0])
-    team.call(member(chosen()).address, data.buffer_info()[0], members)
+        data.append(address_in(own))
+    team.call(member(chosen()).address, address_in(data), members)
+
+
+def set_work(fields: "array[int]", bounds: Array, taken: "array[int]", scratch: int) -> None:
+    """Set the work groups of a thread, their counter and its scratch memory."""
+    fields[WORK_GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), address_in(taken)
+    fields[SCRATCH] = scratch
 
 
 def member(target: Target) -> cache.Compiled:
@@ -110,9 +115,8 @@ def run_work_groups(
     Threads share work groups by a common counter `taken`, 0 at first: each takes the next when it is done, without the
     GIL.
     """
-    fields[WORK_GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
-    fields[SCRATCH] = scratch.address
-    kernel(fields.buffer_info()[0])
+    set_work(fields, bounds, taken, scratch.address)
+    kernel(address_in(fields))
 
 
 def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
@@ -140,12 +144,8 @@ class RepeatedStage:
         self.fields, self.data = [], array("Q", [0, self.members, kernel.address])
         for address in self.scratch.addresses(self.members):
             own = fields[:]
-            own[BLOCKS], own[SCRATCH] = address_of(stage.blocks), address
-            own[WORK_GROUPS], own[COUNT], own[TAKEN] = (
-                address_of(stage.bounds),
-                len(stage.bounds),
-                address_in(self.taken),
-            )
+            own[BLOCKS] = address_of(stage.blocks)
+            set_work(own, stage.bounds, self.taken, address)
             self.fields.append(own)
             self.data.append(address_in(own))
         self.member, self.address = member(chosen()).address, address_in(self.data)
