@@ -472,8 +472,8 @@ export class App {
 
   private readonly key = (event: Event): void => {
     if (!(event instanceof KeyboardEvent)) return;
-    const target = event.target as HTMLElement;
-    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog")) return;
+    const target = event.target as HTMLElement; // which may be in a dialog that has closed but not given back the focus
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]")) return;
     const { layer, head } = this.store.state;
     const layers = this.scene.layers;
     const keys: Record<string, () => void> = {

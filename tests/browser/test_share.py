@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import pytest
 from browser.test_page import DARK, PHONE, accessible, hash_of
 from in_browser import READY, Tab, weights
 
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -138,6 +140,15 @@ def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any
     assert c1 > 125
 
 
+def assert_says(text: str, expected: str) -> None:
+    """Compare two texts, where a file's portable kernels may differ from the server's in the last digit shown."""
+    (words, numbers), (same, near) = (
+        (NUMBER.sub("#", x), [float(y) for y in NUMBER.findall(x)]) for x in (text, expected)
+    )
+    assert words == same
+    np.testing.assert_allclose(numbers, near, rtol=1e-3)  # one unit of the last of four digits
+
+
 def test_the_page_is_saved_as_it_is(tab: Tab, tmp_path: Path) -> None:
     page = tab.open("view=text&layer=2&head=2&i=40")
     page.wait_for_selector(READY["text"])
@@ -148,7 +159,7 @@ def test_the_page_is_saved_as_it_is(tab: Tab, tmp_path: Path) -> None:
     page.goto(file.as_uri())
     page.wait_for_selector(READY["text"])
     page.wait_for_selector(".back .name")
-    assert page.locator(".text aside").inner_text() == expected
+    assert_says(page.locator(".text aside").inner_text(), expected)
     assert hash_of(page)["i"] == "40"
     page.keyboard.press("s")
     assert page.locator("dialog.share [data-item=w]").count() == 0  # it is the file already

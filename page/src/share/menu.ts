@@ -93,7 +93,7 @@ export class ShareMenu {
   constructor(private readonly context: () => Context | null) {
     this.element.addEventListener("keydown", (event) => {
       const item = this.items.find(({ key }) => key === event.key);
-      if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (!item || !this.element.open || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       void this.act(item);
     });
