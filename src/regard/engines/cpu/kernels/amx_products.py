@@ -96,7 +96,7 @@ class PVByAmx(PVProducts):
         super().__init__(lanes, copies, terms)
         self.registers, self.totals = registers, registers.totals(self.B)[0]
 
-    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add, in_flight: InFlight | None) -> None:
+    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add) -> None:
         """Compute one product; absent keys of whole AMX steps get the weight 0."""
         k, B, lanes, packed = self.k, self.B, self.lanes, P.of(I32)
         steps = tile.first // AMX_DEPTH, (tile.stop + (AMX_DEPTH - 1)) // AMX_DEPTH

@@ -21,6 +21,7 @@ from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.tiles import AMX_DEPTH, KEYS
 
 READ = 2**12  # bytes of V that are read in order before they are used
+SHARED = 2**14  # bytes of V, of all heads, that stay in the first level while heads take turns
 
 
 class TileSlot(NamedTuple):
@@ -52,14 +53,16 @@ class DecodeRows:
         # Features of V in one step: two vectors where products take packed pairs.
         self.step = W * (2 if spec.paired else 1)
         self.width = (lanes.d_v + (self.step - 1)) & -self.step
-        self.prefetcher, self.in_order = Prefetcher(k.target), k.target.prefetch.in_order
+        self.prefetcher, reads = Prefetcher(k.target), k.target.prefetch.in_order and not spec.amx
+        self.in_order = reads and not spec.packed_vectors
         # Rows of V that are summed before the next, where one pass over their features is not enough.
         self.some = k.whole(AMX_DEPTH)
-        if spec.packed_vectors and not spec.amx:  # few, but enough to pay for loading and storing the sums
+        if reads:
+            size = k.integer("v_row") if spec.packed_vectors else lanes.d_v * spec.element.size
+            for fewer in (16, 8, 4, 2):
+                self.some = k.where(size * self.some > (SHARED if spec.packed_vectors else READ), fewer, self.some)
+        elif spec.packed_vectors and not spec.amx:  # few, but enough to pay for loading and storing the sums
             self.some = k.whole(2 if spec.decode_rows <= 2 < spec.element.size else 4)
-        elif self.in_order and not spec.amx:
-            for fewer in (16, 8, 4):
-                self.some = k.where(lanes.d_v * self.some * spec.element.size > READ, fewer, self.some)
         self.k_distance, self.v_distance = (
             k.whole(self.prefetcher.prefetch.distance) // k.maximum(x * spec.element.size, LINE)
             for x in (lanes.d, lanes.d_v)
@@ -259,8 +262,8 @@ class DecodeQK:
         copy, source = tile.scratch.key_block.of(rows.raw), tile.block.source("k", tile.start).of(rows.raw)
         copy = copy + width * (W * number)
         if rows.in_order:
-            with k.when(there & (head == 0)):
-                rows.read(source.bytes(p * row), k.whole(W), row, rows.length(tile.block, "k", d))
+            with k.when(there):
+                rows.read(source.bytes(p * row), k.whole(W), row, d * element.size)
         source = rows.at_head("k", head, source)
         with k.when(~there):
             with k.loop(width * W, step=W) as n:
@@ -321,10 +324,10 @@ class DecodePV:
         with k.loop(tile.stop, start=tile.first & -rows.some, step=block) as first, rows.each_head(block_rows) as head:
             keys = KeyRange(tile, slot, head, first, block, k.minimum(first + block, tile.stop), exclude_hidden)
             if rows.in_order:
-                with k.when((block < KEYS) & (head == 0)):
+                with k.when(block < KEYS):
                     begin, row = k.maximum(first, tile.first), k.integer("v_row")
                     source = block_rows.source("v", tile.start).bytes(begin * row)
-                    rows.read(source, keys.stop - begin, row, rows.length(block_rows, "v", d_v))
+                    rows.read(source, keys.stop - begin, row, d_v * spec.element.size)
             start, whole = k.whole(0), d_v & -step
             for width in widths:
                 stop = whole - (whole - start) % width

@@ -9,6 +9,7 @@ softmax is interleaved with the PV product of the tile before, where products ta
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from regard.engines.cpu.kernels.products import InFlight
@@ -49,43 +50,35 @@ class Pipeline:
         t, place, due = (k.variable(x) for x in (first, none, none))
         going, more = (k.variable(k.whole(1)) for _ in range(2))
 
-        def softmax(tile: KeyTile, buffer: Value, until: Value) -> InFlight:
-            def step() -> None:
-                here = self._in_buffer(tile, buffer)
-                for c in self.lanes.vectors():
-                    self.weights.into_partials(here, due.value, c)
-                due.value = due.value + 2
-
-            return InFlight(k, step, due, until)
+        def step(tile: KeyTile) -> None:
+            for c in self.lanes.vectors():
+                self.weights.into_partials(tile, due.value, c)
+            due.value = due.value + 2
 
         with k.loop_while(lambda: going.value != 0):
-            before, there, another = carried_tile(), place.value, more.value
+            there, another = place.value, more.value
+            before = self._in_buffer(carried_tile(), there)
             with k.when(another != 0):
                 scratch = self._buffer(1 - there)
                 tile = read_tile(block, scratch, t.value, tiles[t.value])
-                prefill.scores(tile, softmax(before, there, before.stop))
+                prefill.scores(tile, InFlight(k, partial(step, before), due, before.stop))
                 found = tile.number, tile.start, tile.first, tile.stop, *tile.halves
                 for x, value in zip(carried, found, strict=True):
                     x.value = value
-            before = self._in_buffer(before, there)
             with k.loop(before.stop, start=due.value, step=2) as p, k.loop(self.lanes.B, step=self.lanes.W) as c:
                 self.weights.into_partials(before, p, c)
             with k.when(before.first < before.stop):
                 self.weights.add_partials(before)
                 prefill.softmax.add_sums(split.state, before)
             tile = carried_tile()
-            until = k.variable(none)
             with k.when(another != 0):
                 prefill.before_softmax(split, self._in_buffer(tile, 1 - there))
                 self.weights.empty_partials(tile)
                 due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
                 more.value = self.splits.contains(block, t.value, current)
-                # Interleave with the PV product of the tile before, as no QK product follows the last tile.
-                until.value = k.where(more.value == 0, tile.stop, none)
             with k.when(before.first < before.stop):
-                before = self._in_buffer(before, there)
-                prefill.pv(split, before, softmax(tile, 1 - there, until.value))
+                prefill.pv(split, before)
             going.value, place.value = another, 1 - there  # one more iteration after the last tile, for its PV product
         return t.value
 

@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from regard.engines.cpu.kernels.copies import Copies
@@ -36,14 +35,11 @@ class InFlight:
     due: Variable  # the next key
     until: Value  # the key after the last
 
-    def steps_due(self) -> Value:
-        """Count the steps that are due."""
-        return (self.until - self.due.value + 1) // 2
-
-    def interleave(self, most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]) -> Value:
-        """Interleave `most` steps with those of a product; return where the latter end."""
+    def interleave(self, most: int, start: Value, stop: Value, steps: Callable[[Value, int], None]) -> Value:
+        """Interleave up to `most` steps with those of a product; return where the latter end."""
         k = self.k
-        count = k.minimum(most, (stop - start) // TOGETHER)
+        left = (self.until - self.due.value + 1) // 2
+        count = k.minimum(k.minimum(left, k.whole(most)), (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
             k.interleave(lambda: steps(x, TOGETHER), self.step)
@@ -138,9 +134,8 @@ class QKProduct:
                         return (queries + half + x * self.B + c).load(0, self.W)
 
                     if in_flight and count > 1 and columns == lanes.vectors():
-                        share = k.minimum(in_flight.steps_due(), k.whole(count // 2))
                         start = in_flight.interleave(
-                            share, start, stop, lambda x, n: lanes.add_steps(sums, x, n, factor, vector, columns)
+                            count // 2, start, stop, lambda x, n: lanes.add_steps(sums, x, n, factor, vector, columns)
                         )
                     lanes.add_product(sums, start, stop, factor, vector, columns)
                     for r in range(count):
@@ -203,13 +198,12 @@ class PVProducts(ABC):
         self.k, self.spec, self.W, self.B = lanes.k, lanes.spec, lanes.W, lanes.B
         self.lanes, self.copies, self.terms = lanes, copies, terms
 
-    def __call__(self, split: Split, tile: KeyTile, in_flight: InFlight | None = None) -> None:
-        """Compute the products; interleave the softmax of the tile in flight."""
+    def __call__(self, split: Split, tile: KeyTile) -> None:
         with self.k.choice(split.exclude_hidden.value != 0) as (yes, no):
             with yes:
                 self._each(split, tile, self.add_visible)
             with no:
-                self._each(split, tile, partial(self.add, in_flight=in_flight))
+                self._each(split, tile, self.add)
 
     def _each(self, split: Split, tile: KeyTile, work: Callable[[KeyTile, Pointer, Value, Pointer, Add], None]) -> None:
         products = self.terms.pv(split, tile)
@@ -229,7 +223,7 @@ class PVProducts(ABC):
             work(tile, k.pick_pointer(n, values), k.pick(n, widths), k.pick_pointer(n, weights), add)
 
     @abstractmethod
-    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add, in_flight: InFlight | None) -> None:
+    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add) -> None:
         """Compute one product, whose rows of V are `row` bytes apart."""
 
     @abstractmethod
@@ -240,7 +234,7 @@ class PVProducts(ABC):
 class PVByVectors(PVProducts):
     """The PV products by vectors."""
 
-    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add, in_flight: InFlight | None) -> None:
+    def add(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Add) -> None:
         k, lanes, paired, halves = self.k, self.lanes, self.spec.paired, halved(self.lanes)
         start, stop, step = tile.first, tile.stop, self.B
         if paired:
@@ -268,9 +262,6 @@ class PVByVectors(PVProducts):
                         lanes.add_steps([x[some] for x in sums], p, 2, factor, vector, columns[some])
 
             def of_both(start: Value, stop: Value) -> None:
-                if in_flight and rows > 1 and paired:  # scalars would need more registers than there are
-                    due, steps = in_flight.steps_due(), partial(lanes.add_steps, sums)
-                    start = in_flight.interleave(due, start, stop, lambda p, n: steps(p, n, factor, vector, columns))
                 lanes.add_product(sums, start, stop, factor, vector)
 
             if halves and rows > 1:

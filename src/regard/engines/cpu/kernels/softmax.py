@@ -73,15 +73,15 @@ class RunningSoftmax:
         scale = self.product_scale if self.spec.ruled else None
         return s if scale is None else s * scale
 
-    def power(self, x: Value, short: bool = False) -> Value:
+    def power(self, x: Value) -> Value:
         """Compute the exponential of a difference of scores, which is at most 0."""
-        return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
+        return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x)
 
     def weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
         """Compute exp(s − m) and s − m in the scale of exponents; `shift` is −m."""
         scale = None if self.spec.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
-        return self.power(difference, short=self.spec.bf16_dot), difference
+        return self.power(difference), difference
 
     def entropy_term(self, p: Value, difference: Value) -> Value:
         """Compute p · (s − m); 0 where the score is −∞."""

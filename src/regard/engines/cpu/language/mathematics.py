@@ -40,9 +40,6 @@ WEIGHT2_TABLE = {
     F64: (4, (0.6931471805599398, 0.24022650696098072, 0.055504108455373305, 0.009618139634026504,
               0.0013330915883793398, 0.0001572667865698423)),
 }  # fmt: skip
-# For weights in bfloat16: ((f + a)² + b) / 4, where a² + b rounds to 4. The error is below 1.3e-6, and products wait
-# for one multiplication less.
-SHORT_WEIGHT2 = (1.3858718, 2.0793595)
 
 # log(1 + f), by powers of (f / (2 + f))².
 LOG = {
@@ -116,25 +113,21 @@ def exp2(k: Kernel, x: Value) -> Value:
     return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
 
 
-def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
+def weight2(k: Kernel, x: Value) -> Value:
     """Compute 2ˣ for x ≤ 1/2, for softmax weights.
 
-    −∞ and x far below the normal range give 0, x = 0 gives exactly 1, NaN stays NaN. short: 18 bits of float32 are
-    enough, on targets with a table.
+    −∞ and x far below the normal range give 0, x = 0 gives exactly 1, NaN stays NaN.
     """
     type, word = x.type, integer(x)
     mantissa, bias = MANTISSA[type], BIAS[type]
     if k.target.permute:
         if not x.lanes:
-            return weight2(k, x.spread(k.target.lanes(type.size)), short).lane(0)
+            return weight2(k, x.spread(k.target.lanes(type.size))).lane(0)
         bits, polynomial = WEIGHT2_TABLE[type]
         # The sum's low bits count multiples of 2^-bits, which index the table. The fraction of ±∞ is 0.
         shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
-        table = [2.0 ** (n / 2**bits) / (4.0 if short else 1.0) for n in range(2**bits)]
+        table = [2.0 ** (n / 2**bits) for n in range(2**bits)]
         power, f = k.scale_floor(k.look_up(table, shifted.bits(word), type), x), k.fraction(x, bits)
-        if short:
-            t, b = f + SHORT_WEIGHT2[0], SHORT_WEIGHT2[1]
-            return power * k.fma(t, t, b)
     else:
         # The sum's low bits count from −bias: they are the exponent, and the least power is 0.
         polynomial, magic = WEIGHT2[type], 1.5 * 2.0**mantissa + bias

@@ -1,6 +1,6 @@
 """Conversion of sums to 16-bit results.
 
-NumPy's conversion to bfloat16 takes a tenth of the time of backward.
+NumPy's conversion to float16 takes up to a fifth of the time of backward.
 """
 
 import math

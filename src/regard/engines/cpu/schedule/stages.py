@@ -36,7 +36,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK_BLOCKS = 64  # query blocks whose tiles are found together
 LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
-LEAST_WORK_GROUP = 4  # query blocks of a work group at least: they share what is read of K and V
 HALVINGS = 4  # halvings of the work groups that start last
 BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
 BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
@@ -132,11 +131,9 @@ class LaunchStages:
         # Under a window, only as many query blocks as one of them sees keys share any.
         tiles_of = blocks[:, self.field("count")]
         longest = int(tiles_of.max())
-        by_signature = -(-longest * KEYS // self.spec.lanes)
+        sharing = -(-longest * KEYS // self.spec.lanes)
         products = self.spec.lanes * KEYS * max(1, self.p.d + self.p.d_v)  # heads may have no features
-        size = min(
-            most, max(WORK_GROUP, by_signature), max(LEAST_WORK_GROUP, LONG_WORK_GROUP // (products * max(1, longest)))
-        )
+        size = min(most, max(WORK_GROUP, sharing), max(1, LONG_WORK_GROUP // (products * max(1, longest))))
         if self.threads > 1:  # enough work groups that threads end at about the same time
             each = len(blocks) // self.threads
             size = max(1, min(size, each if all_heads else each // 8))
