@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule import fields, stages, work
 from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
@@ -199,13 +200,21 @@ def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_arrays_that_a_kernel_would_misread_are_refused() -> None:
-    """Outputs that the kernel writes without strides, and in the type of sums."""
-    x = np.zeros((1, 20, 8), np.float32)
+    """Outputs that the kernel writes without strides, in the type of sums, for each row, and that must be there."""
+    x: Any = np.zeros((1, 20, 8), np.float32)
     p, target = problem_from(x, x, x), targets()["avx2"]
     for out, lse, message in [
         (x, x[..., 0], "lse must be contiguous along row"),
         (x.swapaxes(1, 2).copy().swapaxes(1, 2), x[..., 0].copy(), "out must be contiguous along feature"),
         (x, np.zeros((1, 20)), "lse must have the axes head, row and 4 bytes for a number"),
+        (x, np.zeros((1, 19), np.float32), "lse must have row 20, as q, got shape"),
+        (None, x[..., 0].copy(), "out must be an array with the axes head, row, feature, got none"),
     ]:
         with pytest.raises(ValueError, match=message):
             work.run(p, target, work.KernelResults(out, lse, None, None))
+
+
+def test_a_field_that_a_kernel_lacks_is_named() -> None:
+    spec = work.spec_of(problem_from(Q, K, V), targets()["avx2"], Q.shape[-2], entropy=False)
+    with pytest.raises(ValueError, match="k_dot_row must be a field of the kernel, got none: it has work_groups, "):
+        written("forward", spec.fields, targets()["avx2"], lambda k: k.integer("k_dot_row"))

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
-from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.kernel import Kernel, place
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.scratch import BlockState, query_block_scratch
+from regard.engines.cpu.spec.scratch import BlockState, SplitState, query_block_scratch, split_scratch
 
 NONE = 2**62  # the number after the last step
 
@@ -70,11 +70,11 @@ class BlockRecord:
         self.record = self.k.pointer("blocks", I64) + n * len(self.spec.block_fields)
 
     def field(self, name: str) -> Value:
-        return self.record[self.spec.block_fields.index(name)]
+        return self.record[place(self.spec.block_fields, name)]
 
     def address(self, name: str) -> Pointer:
         """Return the address of the block's first row in an operand."""
-        base = self.k.pointer_at(self.lanes.bases, self.spec.block_fields.index(name), self.spec.type_of(name))
+        base = self.k.pointer_at(self.lanes.bases, place(self.spec.block_fields, name), self.spec.type_of(name))
         return base.bytes(self.field(name))
 
     def strides(self, name: str) -> list[Value]:
@@ -83,7 +83,7 @@ class BlockRecord:
 
     def has(self, name: str) -> Value:
         """Test if the call has an array."""
-        return self.lanes.bases[self.spec.block_fields.index(name)] != 0
+        return self.lanes.bases[place(self.spec.block_fields, name)] != 0
 
     def source(self, name: str, row: Value) -> Pointer:
         """Return a row of K or V by its column."""
@@ -98,10 +98,11 @@ class BlockRecord:
 class RowBlock(BlockRecord):
     """The query block that a kernel computes, with its scratch memory in `state`.
 
-    Forward gives its work group, as `each_work_group` does. Then `leading` is true for the first block of that, and
-    `following` is the next block.
+    Forward gives its work group, as `each_work_group` does. Then `leading` is true for the first block of that,
+    `following` is the next block, and `merged` the state of the splits so far.
     """
 
+    merged: SplitState
     leading: Value
     following: BlockRecord
 
@@ -113,6 +114,7 @@ class RowBlock(BlockRecord):
         self.state = BlockState(state, query_block_scratch(self.spec, lanes.d, lanes.d_v), types)
         if group:
             first, stop, following = group
+            self.merged = SplitState(self.state.end, split_scratch(self.spec, lanes.d_v))
             self.leading = n == first
             self.following = BlockRecord(lanes, self.k.where(n + 1 < stop, n + 1, following))
 

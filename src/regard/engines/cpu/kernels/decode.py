@@ -199,7 +199,7 @@ class Decode(LaneLayout):
         out, strides = block.address("out"), block.strides("out")
         whole = d_v & -W
         with k.loop(block.field("lanes")) as r:
-            row, O = block.row(out, r, *strides), block.state.O + r * self.rows.width
+            row, O = block.row(out, r, *strides), block.merged.O + r * self.rows.width
             with k.loop(whole, step=W) as a:
                 row[a] = O.load(a, W).to(element)
             with k.loop(d_v, start=whole) as a:

@@ -59,7 +59,8 @@ class ForwardKernel:
     def work_group(self, first: Value, stop: Value, following: Value) -> None:
         """Take query blocks from `first` to before `stop` through the key splits."""
         k, spec = self.k, self.spec
-        size = sum(block_scratch(spec, self.lanes.d, self.lanes.d_v).values(), k.whole(0))
+        sizes = *block_scratch(spec, self.lanes.d).values(), *split_scratch(spec, self.lanes.d_v).values()
+        size = sum(sizes, k.whole(0))
 
         def each(work: Callable[[RowBlock], None]) -> None:
             with k.loop(stop, start=first) as n:
@@ -86,15 +87,15 @@ class ForwardKernel:
         k, lanes = self.k, self.lanes
         block.state.cursor[0] = block.field("tiles")
         block.each_lane(block.index_lane)
-        self.empty(block, block.state)
-        self.best.clear(block.state)
+        self.empty(block, block.merged)
+        self.best.clear(block.merged)
         states, layout = block.address("split_state"), split_scratch(self.spec, lanes.d_v)
         splits = SplitState(states, layout)
         with k.loop(block.field("splits")) as n:
             size = sum(split_scratch(self.spec, lanes.d_v).values(), k.whole(0)) * n
             split = splits.moved((name, size) for name in layout)
             self.merge(block, split)
-            self.best.merge(block.state, split)
+            self.best.merge(block.merged, split)
 
     def empty(self, block: RowBlock, state: SplitState) -> None:
         """Set maximum, sums and outputs to those of no keys."""
@@ -111,12 +112,12 @@ class ForwardKernel:
         separate, split_state, first = block.has("split_state"), block.address("split_state"), block.state.cursor[0]
         # A merge with nothing changes nothing: the first split is summed in its final place.
         alone = first == block.field("tiles")
-        home = k.where(separate, split_state.address, k.where(alone, block.state.m.address, self.own.m.address))
+        home = k.where(separate, split_state.address, k.where(alone, block.merged.m.address, self.own.m.address))
         state = SplitState(k.at(home, self.real), split_scratch(self.spec, self.lanes.d_v))
         if self.spec.best:
             with k.when(separate):
                 self.best.clear(state)
-            places = (state.values, block.state.values), (state.indices, block.state.indices)
+            places = (state.values, block.merged.values), (state.indices, block.merged.indices)
             homes = [k.where(separate, x.address, y.address) for x, y in places]
             state.values, state.indices = (k.at(home, self.real) for home in homes)
         # A hidden NaN or infinity in V makes 0 · NaN. If a NaN shows, compute the split again without hidden values.
@@ -142,9 +143,9 @@ class ForwardKernel:
 
     def merge(self, block: RowBlock, split: SplitState) -> None:
         """Merge a split's state into the block's: O ← old · O + new · O of the split."""
-        self.softmax.merge(block.state, split, self.scratch)
+        self.softmax.merge(block.merged, split, self.scratch)
         for name in self.spec.outputs:
-            O, part = block.state[name], split[name]
+            O, part = block.merged[name], split[name]
             with self.layout.outputs(block) as (at, of):
                 merged = self.lanes.load(O, at), of(self.scratch.old), self.lanes.load(part, at) * of(self.scratch.new)
                 O[at] = self.k.fma(*merged)
@@ -158,10 +159,10 @@ class ForwardKernel:
     def finish(self, block: RowBlock) -> None:
         """Add the sink; compute O / l, lse, entropy and the largest weight.
 
-        `scratch.top` becomes lse, `scratch.rescale` the factor of outputs; in the block's state `e` becomes the entropy
-        and `m` the largest weight.
+        `scratch.top` becomes lse, `scratch.rescale` the factor of outputs; in `merged`, `e` becomes the entropy and `m`
+        the largest weight.
         """
-        k, spec, state, softmax, load = self.k, self.spec, block.state, self.softmax, self.lanes.load
+        k, spec, state, softmax, load = self.k, self.spec, block.merged, self.softmax, self.lanes.load
         one, zero = k.constant(self.real, 1.0).spread(self.lanes.W), self.lanes.zero()
         natural_scale, sinks = softmax.natural_scale, k.pointer("sink", self.real)
         with k.loop(self.lanes.B, step=self.lanes.W) as c:
@@ -169,7 +170,7 @@ class ForwardKernel:
             m_old = softmax.scaled(largest)
             m, old = m_old, one
             if spec.sink:
-                position = state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
+                position = block.state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
                 sink = sinks.gather(position)
                 sink = sink if spec.ruled else sink * mathematics.LOG2_E
                 m = k.maximum(m_old, sink)
@@ -204,12 +205,12 @@ class ForwardKernel:
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l."""
         with self.layout.outputs(block) as (at, of):
-            block.state.O[at] = self.lanes.load(block.state.O, at) * of(self.scratch.rescale) + 0.0  # not −0
+            block.merged.O[at] = self.lanes.load(block.merged.O, at) * of(self.scratch.rescale) + 0.0  # not −0
 
     def store(self, block: RowBlock) -> None:
         """Store the results in the call's arrays."""
         self.layout.store_output(block)
-        k, spec, state = self.k, self.spec, block.state
+        k, spec, state = self.k, self.spec, block.merged
         lanes = block.field("lanes")
 
         def lane(n: Value, g: Value, r: Value) -> None:

@@ -37,7 +37,8 @@ class TangentKernel(ForwardKernel):
 
     def finish(self, block: RowBlock) -> None:
         """Compute also Ȯ, l̇se in `scratch.old` and Ḣ in `scratch.new`."""
-        k, spec, lanes, state, scratch, load = self.k, self.spec, self.lanes, block.state, self.scratch, self.lanes.load
+        k, spec, lanes, load = self.k, self.spec, self.lanes, self.lanes.load
+        state, scratch = block.merged, self.scratch
         natural_scale = self.softmax.natural_scale
         with k.loop(lanes.B, step=lanes.W) as c:
             scratch.old[c] = self.softmax.scaled(load(state.m, c)) * natural_scale
@@ -52,7 +53,7 @@ class TangentKernel(ForwardKernel):
                 shift = k.where(total == 0.0, mean, load(scratch.old, c) - lse)
                 entropy_term = k.fma(load(state.e_dot, c) * factor, natural_scale, mean * shift)
             if "sink" in spec.varies:
-                h = state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
+                h = block.state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
                 sink, sink_dot = (x.gather(h) for x in sinks)
                 p_sink = mathematics.weight2(k, (sink - finite(k, lse)) * mathematics.LOG2_E)
                 lse_dot = k.fma(p_sink, sink_dot, lse_dot)
@@ -76,7 +77,7 @@ class TangentKernel(ForwardKernel):
             super().store(block)
         strides = block.strides("out_dot")
         into = block.address("out_dot")
-        Transposes(self.lanes).to_rows(block, block.state.O_dot, self.lanes.d_v, into, *strides)
+        Transposes(self.lanes).to_rows(block, block.merged.O_dot, self.lanes.d_v, into, *strides)
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < block.field("lanes")):

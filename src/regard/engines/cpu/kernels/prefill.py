@@ -114,4 +114,4 @@ class Prefill(LaneLayout):
 
     def store_output(self, block: RowBlock) -> None:
         head, row, *_ = block.strides("out")
-        self.transposes.to_rows(block, block.state.O, self.lanes.d_v, block.address("out"), head, row)
+        self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, block.address("out"), head, row)

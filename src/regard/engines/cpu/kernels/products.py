@@ -36,7 +36,10 @@ class InFlight:
     until: Value  # the key after the last
 
     def interleave(self, most: int, start: Value, stop: Value, steps: Callable[[Value, int], None]) -> Value:
-        """Interleave up to `most` steps with those of a product; return where the latter end."""
+        """Interleave up to `most` steps with those of a product.
+
+        Returns where the latter end.
+        """
         k = self.k
         left = (self.until - self.due.value + 1) // 2
         count = k.minimum(k.minimum(left, k.whole(most)), (stop - start) // TOGETHER)

@@ -46,8 +46,8 @@ class SecondPassKernel(ForwardKernel):
             shift = -finite(k, lse * exponent_scale)
             if not self.spec.ruled:
                 far = is_large(k, lse, lse * exponent_scale)
-                shift, block.state.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
-            block.state.m[lane] = k.where(lane < block.field("lanes"), shift, nobody)
+                shift, block.merged.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+            block.merged.m[lane] = k.where(lane < block.field("lanes"), shift, nobody)
 
         block.each_lane(begin_row)
 
@@ -63,7 +63,7 @@ class SecondPassKernel(ForwardKernel):
 
     def weights(self, tile: KeyTile) -> None:
         """Compute P, 0 for hidden and absent keys; for `seen_map`, −0 for hidden ones."""
-        k, P, W, B, load, state = self.k, tile.scratch.P, self.lanes.W, self.lanes.B, self.lanes.load, tile.block.state
+        k, P, W, B, load, state = self.k, tile.scratch.P, self.lanes.W, self.lanes.B, self.lanes.load, tile.block.merged
         none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(W)
         if not self.spec.ruled:
             subtract_lse(self.lanes, tile, state.e, self.softmax.product_scale)
@@ -86,7 +86,7 @@ class SecondPassKernel(ForwardKernel):
     def end(self, block: RowBlock) -> None:
         if "visible" not in self.spec.statistics:
             return
-        seen = block.state.l.of(mathematics.integer_of(self.real))
+        seen = block.merged.l.of(mathematics.integer_of(self.real))
         with self.k.loop(block.field("lanes")) as n:
             block.address("visible")[n] = seen[n].to(I64)
 

@@ -83,14 +83,14 @@ class Kernel:
         return x if isinstance(x, Value) else self.constant(I64, x)
 
     def integer(self, name: str) -> Value:
-        return self.arguments[self.fields.index(name)]
+        return self.arguments[place(self.fields, name)]
 
     def real(self, name: str, type: Type) -> Value:
         """Return a 64-bit float argument, converted."""
-        return self.arguments.of(F64)[self.fields.index(name)].to(type)
+        return self.arguments.of(F64)[place(self.fields, name)].to(type)
 
     def pointer(self, name: str, type: Type) -> Pointer:
-        return self.pointer_at(self.arguments, self.fields.index(name), type)
+        return self.pointer_at(self.arguments, place(self.fields, name), type)
 
     def pointer_at(self, base: Pointer, n: Any, type: Type) -> Pointer:
         """Return the address stored at index n of a table of addresses."""
@@ -426,3 +426,10 @@ class Kernel:
             arguments.append(y.raw if isinstance(y, Value) else every if y is None else ir.Constant(I32.raw, y))
         name = f"llvm.x86.avx512.{name}.{'ps' if x.type is F32 else 'pd'}.512"
         return x._like(self.call_named(name, x.raw.type, [y.type for y in arguments], arguments))
+
+
+def place(fields: Sequence[str], name: str) -> int:
+    """Return the index of a field; raise ValueError for one that a kernel lacks."""
+    if name not in fields:
+        raise ValueError(f"{name} must be a field of the kernel, got none: it has {', '.join(fields)}")
+    return fields.index(name)

@@ -32,14 +32,21 @@ def layout_of(arrays: Iterable[Array | None]) -> tuple[Any, ...]:
     return tuple([None if x is None else (x.dtype, x.shape, x.strides) for x in arrays])  # faster than a generator
 
 
+SPARE = ("statistic", "number", "rest", "gradient", "sum", "bins", "state")  # roles that a call may lack
+OWN_AXES = ("sum", "bins", "state")  # roles whose axes have lengths of their own
+
+
 def check(spec: KernelSpec, arrays: Arrays) -> None:
-    """Raise ValueError for an array that does not fit its operand.
+    """Raise ValueError for an array that is missing, or does not fit its operand.
 
     A kernel would not read or write it as declared.
     """
+    lengths: dict[tuple[str, bool], tuple[str, int]] = {}
     for name, x in spec.operands.items():
         array = arrays.get(name)
         if array is None:
+            if x.role not in SPARE and name not in spec.varying and spec.takes(x):
+                raise ValueError(f"{name} must be an array with the axes {', '.join(x.axes)}, got none")
             continue
         step, size = array.itemsize, spec.type_of(name).size
         if array.ndim < len(x.axes) or step != size:
@@ -51,6 +58,14 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
             if array.shape[axis] > 1 and array.strides[axis] != step:
                 raise ValueError(f"{name} must be contiguous along {x.axes[axis]}, got strides {array.strides}")
             step *= array.shape[axis]
+        for length, measured in zip(array.shape[-len(x.axes) :], x.axes, strict=True):
+            if x.role in OWN_AXES or measured not in ("head", "row", "key"):
+                continue
+            # Rows of shared operands are keys, and heads of theirs those of K and V.
+            of = ("key", False) if measured == "row" and x.shared else (measured, x.shared and measured == "head")
+            other, expected = lengths.setdefault(of, (name, length))
+            if length != expected:
+                raise ValueError(f"{name} must have {measured} {expected}, as {other}, got shape {array.shape}")
 
 
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()

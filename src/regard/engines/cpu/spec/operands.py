@@ -1,7 +1,7 @@
 """The operands of all kernels, in one table.
 
-Fields, strides, addresses, argument arrays, cache keys and checks follow from it. A new operand is a line in OPERANDS,
-its array in `schedule/`, and its meaning in a kernel.
+Fields, strides, addresses, argument arrays, schedules' cache keys and checks follow from it. A new operand is a line
+in OPERANDS, its array in `schedule/`, and its meaning in a kernel; README.md has the steps.
 
 A kernel has one argument, the address of its *fields*: 64-bit numbers and addresses. Query blocks have fields of their
 own: the offset of each operand from its base, and numbers.

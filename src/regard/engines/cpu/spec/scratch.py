@@ -115,8 +115,8 @@ class SplitState(ScratchArrays):
     indices: "Pointer"
 
 
-class BlockState(SplitState):
-    """The state of a query block: its rows, and its splits so far."""
+class BlockState(ScratchArrays):
+    """The state of a query block: its rows, and where it is."""
 
     cursor: "Pointer"  # of forward: the next tile, as an index into the list
     state: "Pointer"  # of backward: the same, and 1 if a row is not finite
@@ -206,19 +206,23 @@ def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
     return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best
 
 
-def block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """Return the scratch layout of a query block, from split to split."""
+def block_scratch(spec: KernelSpec, d: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of a query block, from split to split.
+
+    That of its merged splits follows it in memory.
+    """
     integers = spec.lanes * (1 if spec.integer is I32 else 8 // spec.real.size)
     integers64 = dict.fromkeys(("g", "r"), spec.lanes * 8 // spec.real.size)
     lanes = {"i": integers, "h": integers, "first": spec.lanes, "second": spec.lanes}
     q = spec.rows * feature_rows(spec, d, 2 * spec.vector if spec.decode_rows else 1)
-    return {"cursor": 16, **integers64, **lanes, **dict.fromkeys(spec.queries, q), **split_scratch(spec, d_v)}
+    return {"cursor": 16, **integers64, **lanes, **dict.fromkeys(spec.queries, q)}
 
 
 def scratch_size(spec: KernelSpec, blocks: int, d: int, d_v: int) -> int:
     """Return the size of a work group's scratch memory, in elements of `real`."""
-    once = sum(tile_scratch(spec, d, d_v).values()) + sum(split_scratch(spec, d_v).values())
-    return int(once + blocks * sum(block_scratch(spec, d, d_v).values()))
+    split = sum(split_scratch(spec, d_v).values())
+    each = sum(block_scratch(spec, d).values()) + split
+    return int(sum(tile_scratch(spec, d, d_v).values()) + split + blocks * each)
 
 
 # Layouts of backward
@@ -282,7 +286,7 @@ def query_block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]
     """Return the scratch layout of a query block of any kernel."""
     if isinstance(spec, BackwardSpec):
         return backward_block_scratch(spec, d, d_v)
-    return block_scratch(spec, d, d_v)
+    return block_scratch(spec, d)
 
 
 def backward_scratch_size(spec: BackwardSpec, blocks: int, d: int, d_v: int) -> int:

@@ -83,8 +83,16 @@ class KernelSpec:
         return tuple(x.name for x in self.operands.values() if x.role in roles and self.takes(x))
 
     def takes(self, x: Operand) -> bool:
-        """Return whether a kernel of this spec has code for an operand."""
-        return x.role != "bias" or self._type(x) is not None
+        """Return whether a kernel of this spec has code for an operand.
+
+        An operand whose role is a field of the spec, such as "bias" or "sink", needs that field.
+        """
+        return self._type(x) is not None and bool(getattr(self, x.role) if x.role in vars(self) else True)
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Return the arrays that a call may lack, as known at run time."""
+        return ()
 
     def type_of(self, name: str) -> Type:
         """Return the type of an operand's numbers."""
