@@ -83,11 +83,9 @@ class ForwardKernel:
         each(self.end)
 
     def begin(self, block: RowBlock) -> None:
-        """Start a block with m = −∞, l = 0, O = 0, or with splits that ran separately."""
+        """Start a block, merged with its splits if they ran separately."""
         k, lanes = self.k, self.lanes
-        block.state.cursor[0] = block.field("tiles")
-        block.each_lane(block.index_lane)
-        self.empty(block, block.merged)
+        self.start(block)
         self.best.clear(block.merged)
         states, layout = block.address("split_state"), split_scratch(self.spec, lanes.d_v)
         splits = SplitState(states, layout)
@@ -96,6 +94,12 @@ class ForwardKernel:
             split = splits.moved((name, size) for name in layout)
             self.merge(block, split)
             self.best.merge(block.merged, split)
+
+    def start(self, block: RowBlock) -> None:
+        """Start a block at its first tile with m = −∞, l = 0 and O = 0."""
+        block.state.cursor[0] = block.field("tiles")
+        block.each_lane(block.index_lane)
+        self.empty(block, block.merged)
 
     def empty(self, block: RowBlock, state: SplitState) -> None:
         """Set maximum, sums and outputs to those of no keys."""

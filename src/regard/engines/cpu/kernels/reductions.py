@@ -36,7 +36,7 @@ class SecondPassKernel(ForwardKernel):
         self.reductions = Reductions(self.lanes)
 
     def begin(self, block: RowBlock) -> None:
-        super().begin(block)
+        self.start(block)
         k, none = self.k, self.k.constant(self.real, 0.0)
         exponent_scale = 1.0 if self.spec.ruled else mathematics.LOG2_E
         nobody = k.constant(self.real, -math.inf)  # a lane without a query has no weight
