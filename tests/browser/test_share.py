@@ -42,6 +42,18 @@ def test_the_menu_is_accessible(tab: Tab) -> None:
     assert page.locator("dialog.share").is_hidden()
 
 
+def test_keys_are_the_pages_once_the_menu_has_closed(tab: Tab) -> None:
+    """Browsers give the focus back some time after a dialog closes; until then its entries hear the keys."""
+    page = tab.open("view=map&layer=1&head=1")
+    page.wait_for_selector(READY["map"])
+    page.keyboard.press("s")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.share:not([open])", state="attached")
+    late = "new KeyboardEvent('keydown', { key: 's', bubbles: true, cancelable: true })"
+    page.evaluate(f"document.querySelector('dialog.share [data-item=s]').dispatchEvent({late})")
+    assert page.locator("dialog.share[open] [role=status]").inner_text() == ""  # it opened, and saved nothing
+
+
 @pytest.mark.parametrize("tab", [{"permissions": ["clipboard-read", "clipboard-write"]}], indirect=True)
 def test_a_link_leads_back_to_the_same_view(tab: Tab) -> None:
     page = tab.open("view=map&layer=2&head=2&type=true")
