@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.engines.cpu import kernels
+from regard.engines.cpu import kernels, schedule, spec
 from regard.engines.cpu.target.instructions import OWN, targets
 
 CHAIN, METHODS = 2, 45
@@ -19,15 +19,19 @@ FOLDER = Path(kernels.__file__).parent
 MODULES = [x.name for x in pkgutil.iter_modules([str(FOLDER)])]
 
 
+ENGINE = kernels.__name__.rpartition(".")[0]
+EVERY = [f"{x.__name__}.{y.name}" for x in (kernels, schedule, spec) for y in pkgutil.iter_modules(x.__path__)]
+
+
 def classes(module: str) -> list[type]:
-    """Return the classes that a module of `kernels` defines."""
-    found = vars(import_module(f"{kernels.__name__}.{module}")).values()
-    return [x for x in found if isinstance(x, type) and x.__module__ == f"{kernels.__name__}.{module}"]
+    """Return the classes that a module of the engine defines."""
+    found = vars(import_module(module)).values()
+    return [x for x in found if isinstance(x, type) and x.__module__ == module]
 
 
 def own(kind: type) -> list[type]:
-    """Return a class and its bases that are classes of kernels."""
-    return [x for x in kind.__mro__ if x.__module__.startswith(kernels.__name__)]
+    """Return a class and its bases that are classes of the engine."""
+    return [x for x in kind.__mro__ if x.__module__.startswith(ENGINE)]
 
 
 def methods(kind: type) -> set[str]:
@@ -35,7 +39,7 @@ def methods(kind: type) -> set[str]:
     return {name for x in own(kind) for name, y in vars(x).items() if inspect.isroutine(y) or isinstance(y, property)}
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", EVERY)
 def test_classes_are_small(module: str) -> None:
     for kind in classes(module):
         assert len(own(kind)) <= CHAIN, kind
@@ -61,5 +65,5 @@ def test_attributes_are_set_by_constructors_alone(module: str) -> None:
 
 
 def test_there_are_kernels() -> None:
-    found = {x.__name__ for module in MODULES for x in classes(module)}
+    found = {x.__name__ for module in EVERY for x in classes(module)}
     assert {"ForwardKernel", "TangentKernel", "SecondPassKernel", "Prefill", "Decode", "BackwardKernel"} <= found

@@ -8,8 +8,9 @@ The best pattern differs among processors, so the target gives the block size an
 - Zen 5 needs lines in order: decoding is 1.15 times as fast, and 1.04 times as fast at 9 to 10 KiB ahead as at 12.
 - Zen 3's own prefetcher serves up to four pages at once, but not if lines of a page are skipped.
 - Zen 4 drops requests while 24 lines are in flight, half of what its bandwidth needs. Its own prefetcher covers the
-  rest if one instruction reads in order. So data that is used out of order is read in order first. The prefetcher
-  follows some eight pages at once, and has to relearn a page after others or after a pause.
+  rest if one instruction reads in order. So data that is used out of order is read in order first, except rows that
+  hold several heads: of those it takes too many at once. The prefetcher follows some eight pages at once, and has to
+  relearn a page after others or after a pause.
 """
 
 from collections.abc import Iterator
