@@ -32,6 +32,7 @@ from regard.engines.cpu.target.instructions import OWN, Target, webassembly
 from regard.ops.attention import problem_from
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+ABSENT = {("baseline", "float16"), ("wasm", "float16"), ("wasm", "bfloat16")}  # dtypes that a target has no kernels for
 ALL_DTYPES = ("plain", "everything", "grouped heads")
 NAMES = (
     *ALL_DTYPES, "larger than a tile", "positions first", "two queries, token-major", "causal over tiles",
@@ -169,10 +170,8 @@ def record(recorder: Recorder, only: str, step: int) -> None:
             for m, dtype in enumerate(DTYPES):
                 if case.name not in ALL_DTYPES and m != n % len(DTYPES):
                     continue
-                if np.dtype(dtype).name in {"baseline": ("float16",), "wasm": ("float16", "bfloat16")}.get(
-                    target.name, ()
-                ):
-                    continue  # not in its kernels
+                if (target.name, np.dtype(dtype).name) in ABSENT:
+                    continue
                 one(recorder, target, case, dtype)
         print(target.name, len(recorder.found), file=sys.stderr, flush=True)
 

@@ -17,8 +17,6 @@ PROCESSORS = "zen", "granite", "sapphire", "epyc", "xeon", "ryzen", "graviton", 
 
 FOLDER = Path(kernels.__file__).parent
 MODULES = [x.name for x in pkgutil.iter_modules([str(FOLDER)])]
-
-
 ENGINE = kernels.__name__.rpartition(".")[0]
 EVERY = [f"{x.__name__}.{y.name}" for x in (kernels, schedule, spec) for y in pkgutil.iter_modules(x.__path__)]
 

@@ -58,9 +58,10 @@ class DecodeRows:
         # Rows of V that are summed before the next, where one pass over their features is not enough.
         self.some = k.whole(AMX_DEPTH)
         if reads:
-            size = k.integer("v_row") if spec.packed_vectors else lanes.d_v * spec.element.size
+            own = lanes.d_v * spec.element.size, READ
+            size, most = (k.integer("v_row"), SHARED) if spec.packed_vectors else own
             for fewer in (16, 8, 4, 2):
-                self.some = k.where(size * self.some > (SHARED if spec.packed_vectors else READ), fewer, self.some)
+                self.some = k.where(size * self.some > most, fewer, self.some)
         elif spec.packed_vectors and not spec.amx:  # few, but enough to pay for loading and storing the sums
             self.some = k.whole(2 if spec.decode_rows <= 2 < spec.element.size else 4)
         self.k_distance, self.v_distance = (

@@ -87,7 +87,7 @@ class KernelSpec:
 
         An operand whose role is a field of the spec, such as "bias" or "sink", needs that field.
         """
-        return self._type(x) is not None and bool(getattr(self, x.role) if x.role in vars(self) else True)
+        return self._type(x) is not None and bool(vars(self).get(x.role, True))
 
     @property
     def varying(self) -> tuple[str, ...]:
