@@ -201,7 +201,9 @@ CASES: dict[str, Case] = {
         {"table": np.zeros(9), "buckets": "t5"},
         {"table": "floats", "buckets": "none", "bidirectional": "bool", "max_distance": "int"},
     ),
-    "table": Case(regard.table, {"array": X}, {"array": TABLE, "bounds": ""}, {"array": "table"}),
+    "table": Case(
+        regard.table, {"array": X}, {"array": TABLE, "name": "none", "bounds": ""}, {"array": "table", "name": "table"}
+    ),
     "Table": Case(regard.Table, {"array": X}, {"array": TABLE, "bounds": ""}, {"array": "table"}),
     "top": Case(regard.top, {"k": 1}, {"k": "int"}),
     "mass": Case(regard.mass, {"mask": regard.causal()}, {"mask": "mask flags"}),

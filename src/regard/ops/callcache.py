@@ -79,8 +79,8 @@ def signature(
         and (offset is None or type(offset) is int)
         and origin is ORIGIN
         and (observe is NOTHING or (type(observe) is tuple and not observe))
-        and (mask is None or (type(mask) is Mask and not mask.tensors and not mask.dense))
-        and (score is None or (type(score) is Score and not score.tensors and not score.dense))
+        and (mask is None or (type(mask) is Mask and not mask.foreign and not mask.dense))
+        and (score is None or (type(score) is Score and not score.foreign and not score.dense))
         and type(causal) is bool
         and (scale is None or (type(scale) is float and scale))  # 0.0 equals −0.0
         and type(dropout) is float

@@ -93,7 +93,7 @@ def export_wasm(
         if x is not None and x.dense:
             hint = "; export with array_mask=True to give arrays to calls" if name == "mask" else ""
             raise ValueError(f"{name} must be a rule of the indices, not an array{hint}")
-        if x is not None and (x.tensors or lookups(x.node)):
+        if x is not None and (x.foreign or lookups(x.node)):
             raise ValueError(f'{name} must read tables of NumPy arrays with bounds="clamp"')
     observe = checks.observe(statistics, "statistics")
     for s in observe:

@@ -57,7 +57,7 @@ def foreign(node: Node) -> tuple[Any, ...]:
     for x in order([node], ends=lambda x: has(x, foreign)):
         if has(x, foreign):
             read += foreign(x)
-        elif x.op in ("gather", "dense") and hasattr(x.payload, "tensor"):
+        elif x.op in ("gather", "dense") and getattr(x.payload, "from_tensor", False):
             read.append(x.payload)
     return tuple({id(x): x for x in read}.values())
 
@@ -69,15 +69,23 @@ def _dense(node: Node) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, text, requirements on a call, and tensors."""
+    """A traced rule: its expression, text and requirements on a call.
+
+    foreign: the tables and masks of tensors that it reads (see the function `foreign`).
+    """
 
     node: Node
     text: str
     requires: tuple[Requirement, ...] = ()
-    tensors: tuple[Any, ...] = field(init=False, repr=False)
+    foreign: tuple[Any, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", tuple(x.tensor for x in foreign(self.node)))
+        object.__setattr__(self, "foreign", foreign(self.node))
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The tensors that the next call reads."""
+        return tuple([x.tensor for x in self.foreign])
 
     @property
     def dense(self) -> tuple[Array, ...]:
@@ -323,8 +331,9 @@ def documents(ids: ArrayLike | Table, key_ids: ArrayLike | Table | None = None) 
     """
     query = _document_ids("ids", ids)
     key = query if key_ids is None else _document_ids("key_ids", key_ids)
-    if query.shape[0] != key.shape[0]:
-        raise ValueError(f"ids and key_ids of documents differ in leading size: {query.shape[0]} and {key.shape[0]}")
+    sizes, key_sizes = (1, *query.shape)[-2:], (1, *key.shape)[-2:]
+    if sizes[0] != key_sizes[0]:
+        raise ValueError(f"ids and key_ids of documents differ in leading size: {sizes[0]} and {key_sizes[0]}")
     if type(query) is type(key) is np.ndarray:
         labels = _relabel(np.concatenate([key, query], axis=1))
         query, key = labels[:, key.shape[1] :], labels[:, : key.shape[1]]
@@ -334,10 +343,10 @@ def documents(ids: ArrayLike | Table, key_ids: ArrayLike | Table | None = None) 
     text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     return _rule(
         text,
-        lambda b, h, i, j: of_query[b, i] == of_key[b, j],
-        Requirement("documents", "ids", "b", query.shape[0]),
-        Requirement("documents", "ids", "i", query.shape[1]),
-        Requirement("documents", argument, "j", key.shape[1]),
+        lambda b, h, i, j: of_query[(b, i)[-len(query.shape) :]] == of_key[(b, j)[-len(key.shape) :]],
+        Requirement("documents", "ids", "b", sizes[0]),
+        Requirement("documents", "ids", "i", sizes[1]),
+        Requirement("documents", argument, "j", key_sizes[1]),
     )
 
 
@@ -477,17 +486,24 @@ def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], An
         return lambda b: length, ()
     lengths = _integers(f"{argument} of {rule}", value)
     lengths = lengths if isinstance(lengths, Table) else lengths.reshape(-1)
+    if len(lengths.shape) > 1:
+        raise ValueError(f"{argument} of {rule} must be a table of one dimension or none, got shape {lengths.shape}")
     if type(lengths) is np.ndarray and lengths.size and lengths.min() < 0:
         raise ValueError(f"{argument} of {rule} must be at least 0, got {lengths.min()}")
     table = _looked_up(f"{argument} of {rule}", lengths)
-    return lambda b: table[b], (Requirement(rule, argument, "b", table.shape[0]),)
+    requires = tuple(Requirement(rule, argument, "b", length) for length in table.shape)
+    return lambda b: table[(b,) * len(table.shape)], requires
 
 
 def _document_ids(argument: str, ids: Any) -> Any:
     values = _integers(f"{argument} of documents", ids)
     if values.shape == () or 0 in values.shape:
         raise ValueError(f"{argument} of documents must be (n,) or (..., n) and not empty, got shape {values.shape}")
-    return values if isinstance(values, Table) else values.reshape(-1, values.shape[-1])
+    if not isinstance(values, Table):
+        return values.reshape(-1, values.shape[-1])
+    if len(values.shape) > 2:
+        raise ValueError(f"{argument} of documents must be a table (n,) or (b, n), got shape {values.shape}")
+    return values
 
 
 def _short(value: Any) -> str:

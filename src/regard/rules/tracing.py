@@ -4,14 +4,16 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.arguments.frameworks import adapter, constructor
 from regard.arguments.values import array_type, choice, type_name
+from regard.loaders import loaders
 from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
@@ -58,6 +60,7 @@ class Table:
     """
 
     __slots__ = ("__weakref__", "array", "bounds", "on_device")
+    from_tensor: ClassVar[bool] = False  # whether each call binds it to the values of a tensor
     array: Array
     bounds: Bounds
     on_device: bool
@@ -135,9 +138,17 @@ class Table:
         return f"table of shape {self.shape}, {self.dtype}"
 
 
+@overload
+def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table: ...
+@overload
+def table(array: object, name: str, *, bounds: Bounds = "clamp") -> Table: ...
 @constructor
-def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table:
+def table(array: Any, name: str | None = None, *, bounds: Bounds = "clamp") -> Table:
     """Make an array a `Table`, to look up in rules and to receive a gradient.
+
+    ``table(module, "slopes")`` reads the tensor ``module.slopes`` of a `torch.nn.Module` at each
+    call. So a rule that is made once follows its parameter where a framework replaces it, as
+    `torch.func.functional_call`, ``load_state_dict(assign=True)`` and FSDP2 do.
 
     bounds: "clamp" makes an index beyond an end take the end. "raise" refuses a call that would
     read such an index for a pair that its mask allows. The branch of a `regard.where` that is not
@@ -146,13 +157,23 @@ def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table:
     or on traced values, the error says so.
 
     For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
-    and gradients go to the tensor.
+    and gradients go to the tensor. If a framework has replaced the parameter that a rule was made
+    of, a call warns once, or raises where a derivative would be zero.
 
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):
     ...     return s - slopes[h] * abs(i - j)
     """
-    return as_table("table", array, choice("bounds of table", bounds, BOUNDS))
+    bounds = choice("bounds of table", bounds, BOUNDS)
+    if name is None:
+        return as_table("table", array, bounds)
+    if not isinstance(name, str):
+        raise TypeError(f"name of table must be a string, got {type_name(name)}")
+    module = getattr(sys.modules.get("torch"), "nn", None)
+    if module is None or not isinstance(array, module.Module):
+        raise TypeError(f"table takes the name of an attribute of a torch.nn.Module alone, got {array_type(array)}")
+    made: Table = loaders["torch"]().module_table(array, name, bounds)
+    return made
 
 
 def as_table(what: str, value: Any, bounds: Bounds = "clamp") -> Table:

@@ -13,6 +13,7 @@
 | `batching` | `vmap` of calls |
 | `arrays` | checks of tensors, their values, autocast |
 | `rules` | rules that read tensors |
+| `parameters` | the modules whose parameters rules read |
 | `functions` | `merge`, `multihead_attention`, `linear_attention` |
 | `varlen` | packed sequences and jagged nested tensors |
 | `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |

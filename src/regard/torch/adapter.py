@@ -26,13 +26,13 @@ from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import execute
 from regard.torch.graph.traced import construct
-from regard.torch.rules import bind, constant, flags, table
+from regard.torch.rules import bind, constant, flags, module_table, table
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "multihead_attention",
-    "plan", "steps", "table", "weights",
+    "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "module_table",
+    "multihead_attention", "plan", "steps", "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 

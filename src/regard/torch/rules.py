@@ -4,20 +4,22 @@ While a rule is traced, composed or printed, a tensor has a shape and a dtype bu
 tensors as inputs of its own and binds their arrays to the rule.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 
 from regard.core.problem import device_of
 from regard.core.tensors import DEVICES, NUMPY
-from regard.rules import Rule, Table
+from regard.rules import Rule, Table, type_name
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import checked, concrete, values
-from regard.torch.graph.modes import sizes
+from regard.torch.graph.modes import fake, sizes, transformed
+from regard.torch.parameters import Place, held, place_of, replaced
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,15 +30,17 @@ class TensorTable(Table):
     tensor: None in a rule that was read from text; an input of the graph takes its place.
     """
 
-    __slots__ = ("_dtype", "_shape", "last", "tensor")
-    tensor: torch.Tensor | None
+    __slots__ = ("_dtype", "_place", "_shape", "_tensor", "last")
+    from_tensor = True
     last: Table | None
+    _tensor: torch.Tensor | None
+    _place: Place | None
     _shape: tuple[int, ...]
     _dtype: torch.dtype
 
     def __init__(
         self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None,
-        bounds: Any = "clamp",
+        bounds: Any = "clamp", place: Place | None = None,
     ) -> None:  # fmt: skip
         if tensor is not None:
             shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
@@ -45,7 +49,8 @@ class TensorTable(Table):
         if dtype not in NUMPY or dtype.is_complex:
             raise TypeError(f"{what} must be a tensor of booleans, integers or floats, got {dtype}")
         for name, value in (
-            ("tensor", tensor),
+            ("_tensor", tensor),
+            ("_place", place),
             ("_shape", shape),
             ("_dtype", dtype),
             ("last", None),
@@ -54,12 +59,27 @@ class TensorTable(Table):
             object.__setattr__(self, name, value)
 
     @property
+    def tensor(self) -> Any:
+        """The tensor that the next call reads; None in a rule that was read from text."""
+        x = self._tensor
+        if x is not None and not held(x, self._place):
+            place = "of a module" if self._place is None else self._place.text
+            replaced(place, x.requires_grad and transformed(), x.is_meta)
+        return x
+
+    @property
+    def trains_outside(self) -> bool:
+        """True if it holds a tensor with a gradient that a graph would take for a constant."""
+        return self._tensor is not None and self._tensor.requires_grad and not fake(self._tensor)
+
+    @property
     def array(self) -> Array:  # type: ignore[override]
         raise TypeError(f"a rule that reads the {self} serves calls on tensors, not on NumPy arrays")
 
     @property
     def known(self) -> Array | None:
-        return None if self.tensor is None or not concrete(self.tensor) else values(self.tensor)
+        x = self.tensor
+        return None if x is None or not concrete(x) else values(x)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,10 +96,14 @@ class TensorTable(Table):
     @property
     def empty(self) -> "TensorTable":
         """The same table without the tensor."""
-        return TensorTable("table", None, self._shape, self._dtype, self.bounds)
+        return TensorTable("table", None, self._shape, self.torch_dtype, self.bounds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorTable, ("table", self.tensor, self._shape, self._dtype, self.bounds)
+        return TensorTable, ("table", self._tensor, self._shape, self._dtype, self.bounds)
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> "TensorTable":
+        place = None if self._place is None else self._place.copied(copied)
+        return TensorTable("table", deepcopy(self._tensor, copied), self._shape, self._dtype, self.bounds, place)
 
     def __repr__(self) -> str:
         return f"table of shape {self.shape}, {self._dtype} tensor"
@@ -98,6 +122,48 @@ class TensorTable(Table):
         return last
 
 
+class ModuleTable(TensorTable):
+    """A table with the values that an attribute of a module has at the time of the call (see `regard.table`).
+
+    Its shape is that of the attribute when the table was made.
+    """
+
+    __slots__ = ()
+    _place: Place
+
+    def __init__(self, module: torch.nn.Module, name: str, bounds: Any = "clamp", form: Any = None) -> None:
+        place = Place(ref(module), name)
+        shape, dtype = form or (tuple(map(int, sizes(place.tensor))), place.tensor.dtype)
+        super().__init__("table", None, shape, dtype, bounds, place)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that the next call reads."""
+        x: torch.Tensor = self._place.tensor
+        if x.shape != self._shape or x.is_floating_point() != self._dtype.is_floating_point:
+            now, then = f"{x.dtype} of shape {tuple(x.shape)}", f"{self._dtype} of shape {self._shape}"
+            raise ValueError(f"{self._place.text} is {now}, but was {then} when a table was made of it")
+        return x
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return NUMPY[self.torch_dtype]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleTable, (self._place.owner, self._place.name, self.bounds, (self._shape, self._dtype))
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> "ModuleTable":
+        module, name = self._place.copied(copied).owner, self._place.name
+        return ModuleTable(module, name, self.bounds, (self._shape, self._dtype))
+
+    def __repr__(self) -> str:
+        return f"table of shape {self.shape}, {self._place.text}"
+
+
 def same_bits(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
@@ -109,6 +175,7 @@ class TensorMask:
     Its values are known only in the call.
     """
 
+    from_tensor: ClassVar[bool] = True
     tensor: torch.Tensor | None
     shape: tuple[int, ...]
 
@@ -129,8 +196,16 @@ def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
     """
     x = checked(what, x)
     if x.is_floating_point() or not concrete(x):
-        return TensorTable(what, x, bounds=bounds)
+        return TensorTable(what, x, bounds=bounds, place=place_of(x))
     return Table.of(what, values(x), bounds)
+
+
+def module_table(module: Any, name: Any, bounds: Any) -> Table:
+    """Make a table of an attribute of a module, looked up in each call."""
+    x = getattr(module, name, None)
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"table({type_name(module)}, {name!r}): {name!r} must name a tensor, got {type_name(x)}")
+    return ModuleTable(module, name, bounds)
 
 
 def constant(what: str, x: torch.Tensor) -> Array:

@@ -19,7 +19,7 @@ from regard.rules.expression import literal
 from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import text_of
-from regard.torch.graph.traced import GraphRule, constant, in_graph
+from regard.torch.graph.traced import GraphRule, in_graph
 from regard.warning import RegardWarning
 
 NAME = "regard"
@@ -355,7 +355,7 @@ def _real(table: Any) -> Mask:
 outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)
 
 
-@constant
+@modes.constant
 def name_of_mask(function: Callable[..., Any]) -> str:
     """Write the rule of a mask function as text."""
     return text_of(rule_of(function), ())
@@ -370,7 +370,7 @@ def _warned(message: str) -> None:
     warnings.warn(message, RegardWarning, stacklevel=3)
 
 
-@constant
+@modes.constant
 def warn_once(message: str) -> None:
     """Warn once in a process, also while a graph is traced."""
     _warned(message)

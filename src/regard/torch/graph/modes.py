@@ -5,7 +5,8 @@ wrong without it. They are looked up on import: a version of PyTorch that lacks 
 """
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -14,6 +15,8 @@ from torch.autograd import forward_ad
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map_only
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Number of active dispatch modes: FakeTensorMode, the tracer of make_fx, counters, loggers. Without it they see the
 # memory that a call on plain tensors allocates, and not the call: make_fx records uninitialised tensors.
@@ -105,6 +108,12 @@ busy = torch.cuda._sleep
 # Function modes that need not see calls: torch.set_default_device sets the device of new tensors, which a call sets
 # itself. More may be added.
 quiet: set[type] = {DeviceContext}
+
+
+def constant(function: F) -> F:
+    """Mark a function that Dynamo calls with constants while it traces, and that returns one."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def watched() -> bool:

@@ -5,9 +5,8 @@ the plain ones, which see tensors and texts. It calls those marked as constant w
 calls, and return their texts.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
@@ -20,18 +19,10 @@ from regard.rules.masks import foreign
 from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import new_seed, seen_of
-from regard.torch.graph.modes import fake, transformed
+from regard.torch.graph.modes import constant, transformed
 from regard.torch.graph.operators import forward
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.rules import TensorMask, TensorTable
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def constant(function: F) -> F:
-    """Mark a function that Dynamo calls with constants, and that returns one."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 class GraphRule:
@@ -76,12 +67,12 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
         return GraphRule(name_of_flags(x.ndim), (x if x.dtype is torch.bool and not frozen else x != 0,))
     if isinstance(x, Rule):
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-            for tensor in x.tensors:
-                if tensor.requires_grad and not fake(tensor):
+            for table in x.foreign:
+                if isinstance(table, TensorTable) and table.trains_outside:
                     raise NotImplementedError(
                         f"{argument}: {x} was made outside of the program, and torch.export takes a parameter that it "
-                        "reads as a constant, without a gradient: make the rule where the program calls attention, or "
-                        "export with strict=True"
+                        "reads as a constant, without a gradient: make the rule with regard.table(module, name), or "
+                        "where the program calls attention"
                     )
         return GraphRule(name_of_rule(x), x.tensors)
     if isinstance(x, list | tuple):
@@ -107,7 +98,9 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
     if name == "table":
         if kwargs.get("bounds", "clamp") != "clamp":
             raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
-        return args[0] if args else kwargs["array"]
+        given = dict(zip(("array", "name"), args, strict=False)) | kwargs
+        attribute = given.get("name")
+        return given["array"] if attribute is None else getattr(given["array"], attribute)
     if name in ("mask", "score"):
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
     args = [shaped(name, x) for x in args]
@@ -162,7 +155,7 @@ def name_of_constructed(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[st
 @constant
 def name_of_function(argument: str, function: Any) -> str:
     rule = (as_mask if argument == "mask" else as_score)(function)
-    if rule.tensors:
+    if rule.foreign:
         raise TypeError(
             f"{rule} reads a tensor, which a function that becomes a rule inside of a graph cannot: "
             f"make the rule outside, with regard.{argument}(function)"

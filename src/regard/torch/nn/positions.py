@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.positions import Scaling, alibi_slopes, rope_frequencies
-from regard.rules import Score, alibi, relative
+from regard.rules import Score, alibi, relative, table
 
 
 class Rope(nn.Module):
@@ -97,15 +97,18 @@ class Relative(nn.Module):
         self.max_distance, self.num_buckets, self.bidirectional = max_distance, num_buckets, bidirectional
         size = 2 * max_distance + 1 if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(num_heads, size, device=device, dtype=dtype))
+        here = table(self, "table")
+        if num_buckets is None:
+            self.rule = relative(here)
+        else:
+            self.rule = relative(here, buckets="t5", bidirectional=bidirectional, max_distance=max_distance)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.table)
 
     def forward(self) -> Score:
-        if self.num_buckets is None:
-            return relative(self.table)
-        return relative(self.table, buckets="t5", bidirectional=self.bidirectional, max_distance=self.max_distance)
+        return self.rule
 
     def extra_repr(self) -> str:
         buckets = "" if self.num_buckets is None else f", num_buckets={self.num_buckets}"

@@ -120,7 +120,7 @@ def module_of(layer: SceneLayer) -> bytes | None:
     """
     p = layer.problem
     rules = [x for x in (p.mask, p.score) if x is not None]
-    known = p.bias is None and not any(x.dense or x.tensors or lookups(x.node) for x in rules)
+    known = p.bias is None and not any(x.dense or x.foreign or lookups(x.node) for x in rules)
     shared = p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
     if not known or not shared or cpu.state() is not None:
         return None
