@@ -134,6 +134,7 @@ def size_text(nbytes: float) -> str:
 LIBRARIES = {
     "cupy": ("CuPy", "cupy.asnumpy"),
     "dask": ("Dask", ".compute()"),
+    "flax": ("Flax", "variable[...]"),
     "mlx": ("MLX", "numpy.array"),
     "paddle": ("Paddle", ".numpy()"),
     "pandas": ("pandas", ".to_numpy()"),
@@ -144,7 +145,7 @@ LIBRARIES = {
     "tinygrad": ("tinygrad", ".numpy()"),
     "xarray": ("xarray", ".to_numpy()"),
 }
-"""Libraries of unsupported arrays, by package, and how to convert them to NumPy."""
+"""Libraries of unsupported arrays, by package, and how to convert them to supported ones."""
 
 
 def type_name(value: object) -> str:

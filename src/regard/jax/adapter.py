@@ -15,7 +15,7 @@ from regard.core.statistics import Seen, Statistic, asked_for, of_engine
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
-from regard.jax.rules import constant, flags, sized, table, traced
+from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
@@ -287,9 +287,8 @@ def shortest(offset: Any) -> tuple[int, ...]:
 
 def values_of(t: Any) -> Any:
     """Return the operand for a table: its traced array, or its values as a constant."""
-    source = getattr(t, "source", None)
-    if source is not None:
-        return source
+    if isinstance(t, JaxTable):
+        return t.operand
     values = t.array
     if values.dtype.kind in "iu" and not jax.config.jax_enable_x64:
         limits = np.iinfo(np.int32)

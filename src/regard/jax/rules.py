@@ -1,20 +1,30 @@
-"""JAX arrays in rules: tables and masks that may be traced."""
+"""JAX arrays in rules: tables and masks that may be traced, and rules as pytrees.
 
+The leaves of a rule are its tables of floats and its traced arrays. The rest of it is static: its expression, numbers,
+and arrays of integers and booleans.
+"""
+
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import jax
-from regard.rules import Table
+from regard.arguments.values import array_type
+from regard.rules import Mask, Requirement, Rule, Score, Table, rule_from_text, rule_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class TracedTable(Table):
-    """A table with the values that a traced array has when the program runs."""
+class JaxTable(Table):
+    """A table with the values of a JAX array; those of a traced one exist when the program runs.
 
-    __slots__ = ("source",)
-    source: jax.Array
+    source: the array, or what `jax.tree` puts in its place, which no call takes.
+    """
+
+    __slots__ = ("_values", "source")
+    source: Any
+    _values: Array | None
 
     def __init__(self, what: str, x: jax.Array, bounds: Any = "clamp") -> None:
         sized(what, x)
@@ -22,29 +32,53 @@ class TracedTable(Table):
             raise ValueError(f"{what} must not be empty, got shape {x.shape}")
         if not (x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"):
             raise TypeError(f"{what} must be an array of booleans, integers or floats, got {x.dtype}")
-        object.__setattr__(self, "source", x)
-        object.__setattr__(self, "bounds", bounds)
+        self._refer(x, bounds)
+
+    @classmethod
+    def leaf(cls, source: Any, bounds: Any) -> Table:
+        """Return the table of a leaf of a rule, which may be anything."""
+        made = object.__new__(cls)
+        made._refer(source, bounds)
+        return made
+
+    def _refer(self, source: Any, bounds: Any) -> None:
+        for name, value in (("source", source), ("bounds", bounds), ("on_device", False), ("_values", None)):
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JaxTable.leaf, (self.source, self.bounds)
 
     @property
     def array(self) -> Array:  # type: ignore[override]
-        raise TypeError(f"a rule that reads the {self} serves calls on JAX arrays, not on NumPy arrays")
+        if traced(self.source):
+            raise TypeError(f"a rule that reads the {self} serves calls on JAX arrays, not on NumPy arrays")
+        if self._values is None:
+            values = np.array(self.operand)
+            values.setflags(write=False)
+            object.__setattr__(self, "_values", values)
+        return self._values  # type: ignore[return-value]
 
     @property
     def known(self) -> Array | None:
-        return None
+        return None if traced(self.source) else self.array
+
+    @property
+    def operand(self) -> Any:
+        """The array that a call reads. Raises TypeError for another leaf."""
+        if not isinstance(self.source, jax.Array | np.ndarray):
+            raise TypeError(f"a table of a rule must be an array, got {array_type(self.source)} as a leaf of the rule")
+        return self.source
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.source.shape
-        return shape
+        return getattr(self.source, "shape", ())
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self.source.dtype
-        return dtype
+        return getattr(self.source, "dtype", np.dtype(np.float32))
 
     def __repr__(self) -> str:
-        return f"traced table of shape {self.shape}, {self.dtype}"
+        return f"{'traced ' if traced(self.source) else ''}table of shape {self.shape}, {self.dtype}"
 
 
 def traced(x: object) -> bool:
@@ -63,8 +97,10 @@ def sized(what: str, x: jax.Array) -> jax.Array:
 
 
 def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
-    """Return a table over a JAX array, constant unless it is traced."""
-    return TracedTable(what, x, bounds) if traced(x) else Table.of(what, np.asarray(x), bounds)
+    """Return a table over a JAX array; integers and booleans with values are constants."""
+    if traced(x) or jax.numpy.issubdtype(x.dtype, np.floating):
+        return JaxTable(what, x, bounds)
+    return Table.of(what, np.asarray(x), bounds)
 
 
 def constant(what: str, x: jax.Array) -> Any:
@@ -86,3 +122,79 @@ def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
         kind = f"{x.dtype}; to add to scores, use bias=" if jax.numpy.issubdtype(x.dtype, np.floating) else x.dtype
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {kind}")
     return x if x.dtype == bool else x != 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An array in the static part of a rule, equal to another with the same values."""
+
+    payload: Any = field(compare=False)  # a table, or a dense mask
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @staticmethod
+    def of(payload: Any) -> "Constant":
+        values = payload.array if isinstance(payload, Table) else payload
+        return Constant(payload, values.shape, values.dtype)
+
+    @property
+    def values(self) -> Array:
+        found: Array = self.payload.array if isinstance(self.payload, Table) else self.payload
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or self.dtype != other.dtype:
+            return False
+        return self.payload is other.payload or np.array_equal(self.values, other.values)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A rule without its leaves.
+
+    expression: as text. arrays: for each table and dense mask that the expression reads, a `Constant`, or the bounds of
+    a table that is a leaf (None for a mask).
+    """
+
+    kind: type[Rule]
+    expression: str
+    prints: str
+    requires: tuple[Requirement, ...]
+    binds: tuple[int, ...]
+    tables: tuple[Any, ...]
+    dense: tuple[Any, ...]
+
+
+def is_leaf(payload: Any) -> bool:
+    """Return True for a table of floats, and for a traced array."""
+    if isinstance(payload, Table):
+        return isinstance(payload, JaxTable) or payload.kind == "float"
+    return type(payload) is not np.ndarray
+
+
+def flatten(rule: Rule) -> tuple[list[Any], Structure]:
+    """Return the leaves of a rule, in the order in which its expression reads them, and the rest."""
+    expression, tables, dense = rule_text(rule.node)
+    leaves = [(x.source if isinstance(x, JaxTable) else x.array) for x in tables if is_leaf(x)]
+    leaves += [x for x in dense if is_leaf(x)]
+    return leaves, Structure(
+        type(rule), expression, rule.text, rule.requires, (rule.binds,) if isinstance(rule, Mask) else (),
+        tuple(x.bounds if is_leaf(x) else Constant.of(x) for x in tables),
+        tuple(None if is_leaf(x) else Constant.of(x) for x in dense),
+    )  # fmt: skip
+
+
+def unflatten(structure: Structure, leaves: Any) -> Rule:
+    """Return the rule with these leaves, which may be anything."""
+    rest = iter(leaves)
+    tables = [x.payload if isinstance(x, Constant) else JaxTable.leaf(next(rest), x) for x in structure.tables]
+    dense = [x.payload if isinstance(x, Constant) else next(rest) for x in structure.dense]
+    node = rule_from_text(structure.expression, tables, dense)
+    return structure.kind(node, structure.prints, structure.requires, *structure.binds)
+
+
+for kind in (Mask, Score):
+    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
