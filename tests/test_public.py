@@ -126,7 +126,7 @@ SIGNATURES = {
     "relative": "(table, *, buckets=None, bidirectional=True, max_distance=128)",
     "temperature": "(t)",
     "score": "(function)",
-    "table": "(array, *, bounds='clamp')",
+    "table": "(array, name=None, *, bounds='clamp')",
     "where": "(condition, a, b)",
 }
 

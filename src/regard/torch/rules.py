@@ -137,6 +137,10 @@ class ModuleTable(TensorTable):
         super().__init__("table", None, shape, dtype, bounds, place)
 
     @property
+    def known(self) -> None:
+        """None: the values of the next call are not known."""
+
+    @property
     def tensor(self) -> torch.Tensor:
         """The tensor that the next call reads."""
         x: torch.Tensor = self._place.tensor
