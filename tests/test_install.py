@@ -1,5 +1,6 @@
 """What pip is told and what it installs: versions, the page with its licences, an sdist without Node.js."""
 
+import ast
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.export import page
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIG["project"]
 PACKAGE = Path(regard.__file__).parent
 
 
@@ -70,6 +72,22 @@ def test_commands_with_extras_install_what_is_pinned(file: str) -> None:
     commands = re.findall(r"pip\"? install [^&|\n]*\.\[[\w-]+\][^&|\n]*", text)
     assert commands
     assert [x for x in commands if "-c constraints.txt" not in x] == []
+
+
+def test_types_are_checked_with_the_extra_test_alone() -> None:
+    """mypy follows every import, those inside of functions too: it excuses what `test` does not bring."""
+    overrides = [x for x in CONFIG["tool"]["mypy"]["overrides"] if x.get("ignore_missing_imports")]
+    excused = {name.partition(".")[0] for x in overrides for name in x["module"]}
+    imported = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    others = imported - sys.stdlib_module_names - {"regard"}
+    assert {"numpy", "anywidget"} <= others
+    assert others - excused - {x.name for x in [*requirements(), *requirements("test")]} == set()
 
 
 def test_one_page_lists_every_environment_variable() -> None:
