@@ -57,11 +57,22 @@ def test_every_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(found.message) == TEXT.format("an even number of heads, got 1")
 
 
-def test_a_named_engine_and_a_missing_compiler_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_engine_says_nothing() -> None:
     assert not warned(NARROW)
     assert not warned(WIDE, engine="tiled")
-    monkeypatch.setattr(cpu, "state", lambda: "llvmlite is missing: pip install llvmlite")
-    assert not warned(NARROW, WIDE)
+
+
+def test_an_engine_that_cannot_run_here_is_named_once_but_in_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "state", lambda: "no kernels for riscv64")
+    (found,) = warned(NARROW, WIDE)
+    assert found.filename == __file__
+    assert str(found.message) == (
+        "the engine 'cpu' cannot run here: no kernels for riscv64; 'tiled' runs all calls, many times slower "
+        "(engine='tiled' silences this warning, which is given once)"
+    )
+    monkeypatch.setattr(cpu, "state", lambda: "no kernels for wasm32")
+    monkeypatch.setattr(sys, "platform", "emscripten")
+    assert not warned(NARROW)
 
 
 WITHOUT = """

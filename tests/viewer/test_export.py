@@ -141,6 +141,7 @@ def test_a_layer_is_asked_for_its_module_once(monkeypatch: pytest.MonkeyPatch) -
     assert asked == list(scene.layers)
 
 
+@pytest.mark.filterwarnings("ignore:the engine 'cpu' cannot run here:regard.RegardWarning")
 def test_without_a_compiler_rules_have_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing")
     data = exported(arrays(Q, K, V, mask=regard.window(40, 10)))

@@ -139,18 +139,20 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 
 def _warn_of_fallback(p: Problem) -> None:
-    """Warn once for each reason that the compiled engine refuses a call.
+    """Warn once for each reason that the compiled engine refuses a call, or all calls.
 
-    An engine that cannot run here gives no warning: `available_engines` and `regard doctor` name what is missing.
+    A browser has no compiled engine to be had, and no warning.
     """
     cpu = engines()["cpu"]
-    reason = None if cpu.state() else cpu.supports(p)
+    missing = cpu.state()
+    reason = missing or cpu.supports(p)
     limit = (reason or "").partition(", got ")[0]
-    if reason is None or limit in _warned:
+    if reason is None or limit in _warned or sys.platform == "emscripten":
         return
     _warned.add(limit)
+    refuses, it = ("cannot run here", "all calls") if missing else ("refuses this call", "it")
     warnings.warn(
-        f"the engine 'cpu' refuses this call: {reason}; 'tiled' runs it, many times slower (engine='tiled' silences "
+        f"the engine 'cpu' {refuses}: {reason}; 'tiled' runs {it}, many times slower (engine='tiled' silences "
         "this warning, which is given once)",
         RegardWarning,
         stacklevel=_level_of_caller(),
