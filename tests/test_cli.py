@@ -370,6 +370,16 @@ def test_doctor_says_why_an_engine_is_missing(run, monkeypatch):
     assert "tiled not available: no reason at all" in " ".join(good(run("doctor")).split())
 
 
+def test_doctor_wraps_lines_in_a_terminal_alone(run, monkeypatch):
+    monkeypatch.setattr("regard.engines.tiled.state", lambda: "no reason " * 10)
+    whole = good(run("doctor"))
+    assert max(map(len, whole.splitlines())) > 100
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    wrapped = good(run("doctor"))
+    assert max(map(len, wrapped.splitlines())) <= 80
+    assert wrapped.split() == whole.split()
+
+
 # Look
 
 

@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import regard
+from regard.arguments.packages import BASE, EXTRAS
 from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
@@ -45,7 +46,7 @@ def requirements(*extras: str) -> list[Requirement]:
 
 
 def test_the_least_versions_tested_are_those_asked_for() -> None:
-    asked = {x.name: str(x.specifier).removeprefix(">=") for x in requirements()}
+    asked = {x.name: str(x.specifier).removeprefix(">=") for x in [*requirements(), *requirements("look")]}
     tested = {name: version.removesuffix(".0") for name, version in pins(ROOT / "tests" / "least.txt").items()}
     assert tested == {name: version.removesuffix(".0") for name, version in asked.items()}
 
@@ -68,10 +69,31 @@ def test_extras_ask_for_ranges_and_constraints_pin_what_is_tested() -> None:
 
 @pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "examples/README.md", ".ci/run"])
 def test_commands_with_extras_install_what_is_pinned(file: str) -> None:
+    """All but `look`, which users install and which brings no framework."""
     text = (ROOT / file).read_text()
-    commands = re.findall(r"pip\"? install [^&|\n]*\.\[[\w-]+\][^&|\n]*", text)
+    commands = re.findall(r"pip\"? install [^&|\n]*\.\[(?!look\])[\w-]+\][^&|\n]*", text)
     assert commands
     assert [x for x in commands if "-c constraints.txt" not in x] == []
+
+
+def test_errors_name_the_extra_that_brings_a_package() -> None:
+    assert {x.name for x in requirements()} == {"numpy", *BASE}
+    for extra, packages in EXTRAS.items():
+        own = map(Requirement, PROJECT["optional-dependencies"][extra])
+        assert {x.name for x in own} - {PROJECT["name"]} == {*packages}, extra
+    for extra in ("notebook", "test", "test-slow", "docs", "train", "bench"):
+        assert {x.name for x in requirements(extra)} >= {*EXTRAS["look"]}, extra
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "expected"),
+    [("linux", "x86_64", True), ("win32", "AMD64", True), ("darwin", "arm64", True), ("darwin", "x86_64", False)],
+)
+def test_intel_macs_install_no_compiler(system: str, machine: str, expected: bool) -> None:
+    """It has no wheel for them: pip would try to build LLVM."""
+    (compiler,) = (x for x in requirements() if x.name == "llvmlite")
+    assert compiler.marker is not None
+    assert compiler.marker.evaluate({"sys_platform": system, "platform_machine": machine}) is expected
 
 
 def test_types_are_checked_with_the_extra_test_alone() -> None:

@@ -7,7 +7,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -266,17 +265,3 @@ def test_a_rule_stays_what_it_was_when_its_arrays_change() -> None:
 def test_frozen_classes_say_so() -> None:
     for cls in (regard.Differential, regard.Mask, regard.Score, Problem, Top):
         assert cls.__dataclass_params__.frozen
-
-
-def test_the_least_versions_are_those_that_are_asked_for() -> None:
-    root = Path(__file__).parent
-    project = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = sorted(line.replace(">=", "==") for line in project["dependencies"])
-    given = [line for line in (root / "least.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-
-    def whole(line: str) -> tuple[str, list[int]]:
-        name, version = line.split("==")
-        numbers = [int(part) for part in version.split(".")]
-        return name, numbers + [0] * (3 - len(numbers))
-
-    assert [whole(line) for line in asked] == [whole(line) for line in sorted(given)]

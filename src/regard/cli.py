@@ -5,8 +5,10 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import EXTRAS, MissingPackage, require
 from regard.arguments.values import integer
 from regard.engines import engines
 from regard.engines.cpu import state
@@ -47,8 +49,8 @@ class Refusal(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0; 2 for invalid input; 1 for output that cannot be written, each with one line on stderr. If the reader of a pipe
-    is gone (`| head`), it is 1 without a line; after Ctrl-C it is 130.
+    0; 2 for invalid input or a missing package; 1 for output that cannot be written, each with one line on stderr. If
+    the reader of a pipe is gone (`| head`), it is 1 without a line; after Ctrl-C it is 130.
     """
     if sys.stdout is None or sys.stderr is None:  # closed by the caller
         with open(os.devnull, "w") as nothing:
@@ -58,20 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    with needed_for("the command line"):
-        import rich  # noqa: F401  each command loads what it needs of it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
         try:
             arguments = _parser().parse_args(argv)
+            require(f"regard {arguments.command}", *arguments.needs)
             arguments.run(arguments)
         except SystemExit as stop:
             sys.stdout.flush()
             return stop.code if isinstance(stop.code, int) else 0
         sys.stdout.flush()
-    except Refusal as refusal:
+    except (Refusal, MissingPackage) as refusal:
         return _failed(str(refusal), 2)
     except BrokenPipeError:
         _discard(sys.stdout)
@@ -132,14 +133,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], None], about: str, needs: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, command=name, needs=needs)
         made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
         return made
 
     about = "look at attention on a page: of a small trained model, one of your own, a capture, or arrays"
-    look = command("look", _look, about)
+    look = command("look", _look, about, needs=EXTRAS["look"])
     look.add_argument(
         "given",
         metavar="TEXT",
@@ -221,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
 
-    heads = command("insight", _insight, "tell what kinds of heads a model has")
+    heads = command("insight", _insight, "tell what kinds of heads a model has", needs=("rich", "safetensors"))
     _seen(heads)
     heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy; 1 unless given")
     heads.add_argument("--all", action="store_true", help="list every head, however many there are")
@@ -232,7 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     heads.add_argument("--json", action="store_true", help="print JSON")
     heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
 
-    bench = command("bench", _bench, "measure attention against this machine's limits and other libraries")
+    about = "measure attention against this machine's limits and other libraries"
+    bench = command("bench", _bench, about, needs=("rich",))
     bench.add_argument("--quick", action="store_true", help="the rows that matter most, in a few minutes")
     bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
     bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
@@ -310,6 +314,9 @@ def _steps(arguments: argparse.Namespace) -> None:
         json.dump({"steps": [_plain(step) for step in found]}, sys.stdout, ensure_ascii=False, allow_nan=False)
         print()
         return
+    if find_spec("rich") is None:
+        print(found, *(f"\n{step.name} {step.tensor}\n{step.value}" for step in found), sep="\n")
+        return
     from regard.viewer.show.steps import show_steps
 
     show_steps(found, _console(arguments))
@@ -324,21 +331,9 @@ def _plan(arguments: argparse.Namespace) -> None:
             operands, dtype = _shapes(arguments)
             options = {"dtype": dtype}
         found = plan(*operands, causal=arguments.causal, mask=_window(arguments), engine=arguments.engine, **options)
-    from rich.table import Table
-    from rich.text import Text
-
-    console = _console(arguments)
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for label, line in found.rows():
-        lines.add_row(Text(label, style="bold"), Text(line))
-    console.print(lines)
-    console.print()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("operation", "time", "memory, naive", "memory, here"):
-        table.add_column(title)
-    for row in found.complexity:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    _print_table(found.rows())
+    print()
+    _print_table([("operation", "time", "memory, naive", "memory, here"), *found.complexity])
 
 
 def _insight(arguments: argparse.Namespace) -> None:
@@ -443,7 +438,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
     if arguments.out is not None:
-        _need_matplotlib("--out")
+        require("regard bench --out", "matplotlib")
     setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
     if arguments.device is not None:
         try:
@@ -464,14 +459,9 @@ def _bench(arguments: argparse.Namespace) -> None:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
 
 
-def _need_matplotlib(option: str) -> None:
-    if find_spec("matplotlib") is None:
-        raise Refusal(f"{option} draws plots with matplotlib: pip install 'regard[plots]'")
-
-
 def _plot(arguments: argparse.Namespace) -> None:
     """Draw the plots of a written report."""
-    _need_matplotlib("--plot-from")
+    require("regard bench --plot-from", "matplotlib")
     from regard.bench import report
     from regard.bench.measure import Report
 
@@ -492,18 +482,23 @@ def _plot(arguments: argparse.Namespace) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from regard.doctor import report
 
-    console = _console(arguments)
     for title, lines in report().items():
-        console.print(Text(title, style="bold"))
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, line in lines.items():
-            table.add_row(Text(f"  {name}"), Text(line))
-        console.print(table)
+        print(title)
+        _print_table([(f"  {name}", line) for name, line in lines.items()])
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns, the last of which wraps where the terminal ends."""
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    start = sum(widths) + 2 * len(widths)
+    room = max(shutil.get_terminal_size().columns - start, 20) if sys.stdout.isatty() else sys.maxsize
+    for *cells, last in rows:
+        first, *others = textwrap.wrap(last, room) or [""]
+        print(*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), first, sep="  ")
+        for line in others:
+            print(" " * start + line)
 
 
 # Arguments and files

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 import regard
+from regard.arguments.packages import BASE, EXTRAS, remedy
 from regard.engines.cpu.target import permission
 from regard.runtime import system
 from regard.runtime.threads import num_threads
 
-REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "safetensors")
-OPTIONAL = ("torch", "jax", "transformers", "triton", "matplotlib")
+FRAMEWORKS = ("torch", "jax", "transformers", "triton")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
@@ -34,8 +34,10 @@ def report() -> dict[str, dict[str, str]]:
 
 def _versions() -> dict[str, str]:
     found = {"regard": regard.__version__, "python": platform.python_version(), "numpy": np.__version__}
-    found |= {name: installed(name) or "missing: pip install " + name for name in REQUIRED}
-    return found | {name: installed(name) or "not installed (optional)" for name in OPTIONAL}
+    found |= {name: installed(name) or f"missing: {remedy(name)}" for name in BASE}
+    found |= {name: installed(name) or "not installed (optional)" for name in FRAMEWORKS}
+    extras = (name for packages in EXTRAS.values() for name in packages)
+    return found | {name: installed(name) or f"not installed (optional): {remedy(name)}" for name in extras}
 
 
 def installed(package: str) -> str | None:
@@ -47,10 +49,14 @@ def installed(package: str) -> str | None:
 
 
 def _engines() -> dict[str, str]:
-    return {
+    states = regard.available_engines()
+    found = {
         engine.name: ("ready" if engine.reason is None else f"not available: {engine.reason}") + f" ({engine.about})"
-        for engine in regard.available_engines()
+        for engine in states
     }
+    if any(engine.name == "cpu" and engine.reason for engine in states):
+        found["tiled"] += ", runs all calls in place of cpu"
+    return found
 
 
 def _threads() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Captures of PyTorch models: their weights are those of eager, whatever the model, and however it was run."""
 
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,15 @@ def test_a_failed_run_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not model._forward_pre_hooks
     x = torch.randn(1, 2, 4)
     assert torch.equal(regard.attention(x, x, x), regard.attention(x, x, x))
+
+
+def test_a_file_that_could_not_be_read_again_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    message = "a capture's file needs safetensors, which is missing: pip install 'regard[look]'"
+    with pytest.raises(ModuleNotFoundError, match=re.escape(message)):
+        regard.capture(Transformer(1, 8, 2), path=tmp_path / "x")  # before the `with` begins
 
 
 @needs_transformers

@@ -106,7 +106,10 @@ def test_look_returns_a_widget_in_a_notebook(names: list[str], expected: bool, m
         made.close()
 
 
-def test_without_anywidget_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_anywidget_it_says_what_to_install_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(ImportError, match=r"in a notebook look needs anywidget: pip install 'regard\[notebook\]'"):
-        widget(Answers([arrays(Q, K)]))
+    monkeypatch.setattr("regard.viewer.looking.in_notebook", lambda: True)
+    monkeypatch.setattr("regard.viewer.looking.scenes_of", lambda *args, **options: pytest.fail("it has begun"))
+    message = r"^look in a notebook needs anywidget, which is missing: pip install 'regard\[notebook\]'$"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        regard.look(Q, K)

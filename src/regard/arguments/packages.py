@@ -1,23 +1,40 @@
-"""Packages that only some calls need."""
+"""Packages that only some calls need, and what installs them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import platform
+import sys
+from importlib.util import find_spec
 
-PACKAGES = ("llvmlite", "ml_dtypes", "rich", "safetensors", "starlette", "uvicorn")
+BASE = ("ml_dtypes", "threadpoolctl", "llvmlite")
 """Packages that pip installs with regard, but a browser's Python may lack."""
 
+EXTRAS = {
+    "look": ("rich", "safetensors", "starlette", "uvicorn"),
+    "plots": ("matplotlib",),
+    "notebook": ("anywidget",),
+}
+"""The packages that each extra brings, frameworks apart."""
 
-@contextmanager
-def needed_for(what: str) -> Iterator[None]:
-    """Name the call that needs a missing package.
 
-    A ModuleNotFoundError with that name replaces the one that an import inside raises.
+class MissingPackage(ModuleNotFoundError):
+    """Raised before any work, with what to install, by a call that needs a package."""
+
+
+def require(what: str, *packages: str) -> None:
+    """Raise MissingPackage unless all packages are installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingPackage(f"{what} needs {package}, which is missing: {remedy(package)}", name=package)
+
+
+def remedy(package: str) -> str:
+    """Return the command that installs a package, or the reason why there is none.
+
+    >>> remedy("uvicorn"), remedy("ml_dtypes")
+    ("pip install 'regard[look]'", 'pip install ml_dtypes')
     """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in PACKAGES:
-            raise
-        text = f"{what} needs {package}, which is missing: pip install {package}"
-        raise ModuleNotFoundError(text, name=package) from None
+    if package == "llvmlite" and (sys.platform, platform.machine()) == ("darwin", "x86_64"):
+        return "it has no wheel for Intel Macs from 0.46 on"
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return f"pip install 'regard[{extra}]'"
+    return f"pip install {package}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 BOOLS = (bool, np.bool_)
@@ -251,8 +251,8 @@ def floating(name: str, x: object) -> np.dtype[Any]:
     Raises TypeError for anything else.
     """
     if isinstance(x, str) and x == "bfloat16":
-        with needed_for("bfloat16"):
-            import ml_dtypes
+        require("bfloat16", "ml_dtypes")
+        import ml_dtypes
 
         x = ml_dtypes.bfloat16
     if isinstance(x, str | type | np.dtype):

@@ -8,7 +8,7 @@ from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 from regard.interpret.capture.captured import Capture
 from regard.loaders import loaders
 
@@ -96,9 +96,9 @@ def _npz(path: Path) -> dict[str, Array]:
 
 
 def _safetensors(path: Path) -> dict[str, Array]:
-    with needed_for(f"{path}"):
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+    require(f"{path}", "safetensors")
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
 
     try:
         found: dict[str, Array] = load_file(path)

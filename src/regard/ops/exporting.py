@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 from regard.core import checks
 from regard.core.statistics import Statistic
 from regard.core.types import MaskLike, ScoreLike
@@ -78,8 +78,8 @@ def export_wasm(
     ...     sorted(x.name for x in path.parent.iterdir())
     ['recent.d.ts', 'recent.js', 'recent.wasm']
     """
-    with needed_for("export_wasm"):
-        from regard.engines.cpu.wasm.module import loader, module
+    require("export_wasm", "llvmlite")
+    from regard.engines.cpu.wasm.module import loader, module
 
     target = _module_path(path)
     rule = None if mask is None else as_mask(mask)

@@ -13,8 +13,6 @@ from zlib import crc32
 import ml_dtypes
 import numpy as np
 
-from regard.arguments.packages import needed_for
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -119,8 +117,7 @@ def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     A file with a checksum is read once as a whole. Raises OSError if the file cannot be read. Raises ValueError if it
     is not a whole safetensors file, or does not match its checksum.
     """
-    with needed_for(f"{path}"):
-        from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError, safe_open  # writing needs none of it
 
     with open(path, "rb") as file:  # safe_open's own errors do not say which file, or why
         start = file.read(8)

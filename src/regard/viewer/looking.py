@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 from regard.viewer.scene.scenes import Array, Scene
 
 
@@ -93,11 +93,12 @@ def look(
     from regard.viewer.serve.answers import Answers
 
     if in_notebook():
+        require("look in a notebook", "anywidget")
         from regard.viewer.serve.notebook import PATIENCE, widget
 
         return widget(Answers(for_page(scenes()), patience=PATIENCE))
-    with needed_for("a page that is served"):
-        from regard.viewer.serve.server import Viewer, bound
+    require("a page that is served", "starlette", "uvicorn")
+    from regard.viewer.serve.server import Viewer, bound
 
     with bound(port) as home:
         viewer = Viewer(Answers(for_page(scenes())), home)

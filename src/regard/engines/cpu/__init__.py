@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.packages import remedy
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Statistic, Top, pooled
 from regard.engines.normalized import normalized
@@ -39,7 +40,7 @@ def state() -> str | None:
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
-        return "llvmlite is missing: pip install llvmlite"
+        return f"llvmlite is missing: {remedy('llvmlite')}"
     return None
 
 

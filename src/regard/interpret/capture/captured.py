@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 from regard.arguments.values import type_name
 from regard.core import rowsums
 from regard.interpret.capture.layers import Layer, Tokens
@@ -114,8 +114,8 @@ class Capture(Sequence[Layer]):
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, completely or not at all; raise OSError on failure."""
-        with needed_for("a capture's file"):
-            from regard.interpret.capture import files
+        require("a capture's file", "ml_dtypes")
+        from regard.interpret.capture import files
 
         files.write(Path(path), self)
 
@@ -127,8 +127,8 @@ class Capture(Sequence[Layer]):
         Raises ValueError if it is not a capture, if it is damaged, or if the weights of sampled
         rows do not sum to 1.
         """
-        with needed_for("a capture's file"):
-            from regard.interpret.capture import files
+        require("a capture's file", "ml_dtypes", "safetensors")
+        from regard.interpret.capture import files
 
         found = cls(**files.read(Path(path)))
         try:
@@ -266,6 +266,8 @@ def capture(
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type_name(model)}")
+    if path is not None:  # which is read again at the end
+        require("a capture's file", "ml_dtypes", "safetensors")
     recorder = loaders["torch.capture"]()
     seen: AbstractContextManager[Capture] = recorder.capture(
         model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.arguments.packages import needed_for
+from regard.arguments.packages import require
 from regard.arguments.values import integer
 from regard.ops import attention
 from regard.positions import rope
@@ -120,8 +120,8 @@ class ExampleModel:
     @classmethod
     def from_safetensors(cls, data: bytes) -> Self:
         """Load a model from the bytes of a safetensors file."""
-        with needed_for("the example model"):
-            from safetensors.numpy import load
+        require("the example model", "safetensors")
+        from safetensors.numpy import load
 
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
@@ -132,8 +132,8 @@ class ExampleModel:
 
         The configuration is in its metadata.
         """
-        with needed_for("the example model"):
-            from safetensors.numpy import save
+        require("the example model", "safetensors")
+        from safetensors.numpy import save
 
         weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
         return save(weights, {"config": json.dumps(asdict(self.config))})

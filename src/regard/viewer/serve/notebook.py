@@ -26,13 +26,10 @@ PATIENCE = 0.1
 def widget(answers: Answers) -> Any:
     """Return an anywidget that shows the page.
 
-    Beside it in the cell's output is a picture, for where no kernel runs: on a forge, in a PDF. Raises ImportError
-    where anywidget is missing.
+    Beside it in the cell's output is a picture, for where no kernel runs: on a forge, in a PDF.
     """
-    try:
-        from anywidget import AnyWidget
-    except ImportError:
-        raise ImportError("in a notebook look needs anywidget: pip install 'regard[notebook]'") from None
+    from anywidget import AnyWidget
+
     files = built.page()
 
     class Page(AnyWidget):

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.arguments.packages import remedy
 from regard.viewer.scene.labels import encodable, readable
 
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', 'Cascadia Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-NEEDS = "PNG needs matplotlib: pip install 'regard[plots]'"
+NEEDS = f"PNG needs matplotlib: {remedy('matplotlib')}"
 
 
 def has_png() -> bool:
