@@ -370,6 +370,128 @@ def test_packed_sequences_compile_around_attention() -> None:
         torch.compile(model, backend="aot_eager", fullgraph=True)(**packed)
 
 
+# Rules on top of a model's masks
+
+
+def on_masks(model: Any, change: Callable[[Any], Any]) -> list[Any]:
+    """Let the attention of the second layer get changed masks; return the hook."""
+
+    def hook(module: Any, args: Any, options: dict[str, Any]) -> Any:
+        return args, options | {"attention_mask": change(options["attention_mask"])}
+
+    return [model.model.layers[1].self_attn.register_forward_pre_hook(hook, with_kwargs=True)]
+
+
+def edge(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (h != 2) | (i < 7) | (j != 4)
+
+
+def other_heads(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (h != 1) & (i + j >= 0)
+
+
+def ahead(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (j < 3) & (h < 2) & (i >= 0)
+
+
+EDGE, AHEAD = regard.mask(edge), regard.mask(ahead)
+COMBINED: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
+    "mask & rule": (lambda mask: mask & EDGE, edge),
+    "rule & mask": (lambda mask: EDGE & mask, edge),
+    "mask & function": (lambda mask: mask & other_heads, other_heads),
+    "function & mask": (lambda mask: other_heads & mask, other_heads),
+    "mask | rule": (lambda mask: mask | AHEAD, ahead),
+    "rule | mask": (lambda mask: AHEAD | mask, ahead),
+    "mask & rule of a tensor": (
+        lambda mask: mask & regard.documents(torch.arange(11) // 6),
+        lambda b, h, i, j: i // 6 == j // 6,
+    ),
+}
+
+
+def dense(mask: Any, heads: int, rule: Callable[..., Any], joined: str) -> Any:
+    """What `joined` says, of a mask with elements."""
+    h, j = torch.arange(heads)[:, None, None], torch.arange(mask.shape[-1])
+    pairs = rule(0, h, torch.arange(mask.shape[-1] - mask.shape[-2], mask.shape[-1])[:, None], j)
+    return mask & pairs if "&" in joined else mask | pairs
+
+
+@pytest.mark.parametrize("how", COMBINED)
+def test_rules_on_top_of_masks_are_those_of_dense_masks(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = MODELS["mistral"].build(), MODELS["mistral"].inputs()
+    change, rule = COMBINED[how]
+    plain, _ = logits_and_gradients(model, "regard", inputs)
+    (hook,) = on_masks(model, change)
+    got, gradients = logits_and_gradients(model, "regard", inputs)
+    hook.remove()
+    assert not torch.allclose(got, plain, rtol=1e-3)
+    monkeypatch.undo()
+    on_masks(model, lambda mask: dense(mask, model.config.num_attention_heads, rule, how))
+    expected, others = logits_and_gradients(model, "sdpa", inputs)
+    assert_close(got, expected)
+    for parameter, gradient in others.items():
+        assert_close(gradients[parameter], gradient, of=torch.cat([g.flatten() for g in others.values()]))
+
+
+def test_rules_on_top_of_masks_know_where_a_step_of_decoding_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    (hook,) = on_masks(model, lambda mask: mask & EDGE)
+    got = generated(model, "regard", inputs)
+    hook.remove()
+    monkeypatch.undo()
+    on_masks(model, lambda mask: dense(mask, model.config.num_attention_heads, edge, "&"))
+    for ours, theirs in zip(got.logits, generated(model, "sdpa", inputs).logits, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_a_mask_that_lets_everyone_see_all_takes_rules() -> None:
+    every = integration.mask(2, 1, 9, q_offset=8)  # a step of decoding
+    assert every.rule is None
+    assert (every & EDGE).rule is EDGE
+    assert every | EDGE is every
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+@pytest.mark.parametrize("how", ["mask & rule", "mask & function", "mask | rule", "rule & mask"])
+def test_rules_on_top_of_masks_compile_in_one_graph(how: str) -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    on_masks(model, COMBINED[how][0])
+    torch.compiler.reset()
+    got, _ = logits_and_gradients(torch.compile(model, backend="aot_eager", fullgraph=True), "regard", inputs)
+    expected, _ = logits_and_gradients(model, "regard", inputs)
+    assert_close(got, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rules_on_top_of_masks_have_elements(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def elements(x: torch.Tensor) -> torch.Tensor:
+        mask = integration.mask(1, 4, 4, allow_is_causal_skip=True)
+        both, read = (mask & regard.window(1)) | regard.prefix(2), mask | regard.prefix(2)
+        either = torch.where(both, x, 0.0), torch.where(read, x, 0.0), torch.where(read & regard.window(0, 1), x, 0.0)
+        return torch.stack(either)
+
+    run = torch.compile(elements, backend="aot_eager", fullgraph=True) if compiled else elements
+    torch.compiler.reset()
+    with pytest.warns(RegardWarning, match="the model reads the elements of its attention mask"):
+        got = run(torch.ones(4, 4))
+    i, j = torch.arange(4)[:, None], torch.arange(4)
+    causal, band = j <= i, (j == i) | (j == i + 1)
+    expected = [causal & (i - j <= 1) | (j < 2), causal | (j < 2), (causal | (j < 2)) & band]
+    assert torch.equal(got[:, 0, 0], torch.stack(expected).float())
+
+
+def test_rules_of_heads_on_top_of_masks_have_no_elements() -> None:
+    mask = integration.mask(1, 9, 9, config=MODELS["llama"].build().config) & EDGE
+    with pytest.warns(RegardWarning), pytest.raises(NotImplementedError) as told:
+        mask.float()
+    assert str(told.value) == (
+        "llama reads the elements of its attention mask, which are the same for all heads, but mask(edge) differs "
+        "between heads: it serves models that only hand their mask to attention"
+    )
+
+
 # Masks
 
 

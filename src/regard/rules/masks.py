@@ -114,13 +114,13 @@ class Mask(Rule):
     __array_ufunc__ = None
 
     def __and__(self, other: Any) -> Mask:
-        return _combine(AND, self, other)
+        return NotImplemented if _leaves_operators(other) else _combine(AND, self, other)
 
     def __rand__(self, other: Any) -> Mask:
         return _combine(AND, other, self)
 
     def __or__(self, other: Any) -> Mask:
-        return _combine(OR, self, other)
+        return NotImplemented if _leaves_operators(other) else _combine(OR, self, other)
 
     def __ror__(self, other: Any) -> Mask:
         return _combine(OR, other, self)
@@ -172,6 +172,11 @@ class MaskText(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def _leaves_operators(other: Any) -> bool:
+    """Return True for a mask of a framework, which combines with rules itself."""
+    return not isinstance(other, Mask) and getattr(other, "__array_ufunc__", True) is None
 
 
 def _combine(binds: int, left: Any, right: Any) -> Mask:

@@ -4,6 +4,7 @@ A model of transformers describes each mask as a function of the indices (b, h, 
 Here that function is traced into a rule, which passes through the model in place of the array.
 """
 
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 
 from regard import rules
-from regard.rules import Mask, Traced, as_mask
+from regard.rules import Mask, Traced, as_mask, reads
 from regard.rules.expression import literal
 from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
-from regard.torch.graph.texts import text_of
+from regard.torch.graph.texts import named, text_of
 from regard.torch.graph.traced import GraphRule, in_graph
 from regard.warning import RegardWarning
 
@@ -32,6 +33,11 @@ OUTSIDE = (
 ELEMENTS = (
     "{} reads the elements of its attention mask, which is therefore no rule with attn_implementation='regard': "
     "masks of n_q × n_k are made for it"
+)
+
+HEADS = (
+    "{} reads the elements of its attention mask, which are the same for all heads, but {} differs between heads: it "
+    "serves models that only hand their mask to attention"
 )
 
 
@@ -122,13 +128,31 @@ def _fill_tables(module: ModuleType) -> None:
             )
 
 
-class RuleMask(torch.Tensor):
+class Combining:
+    """The operators ``&`` and ``|`` of masks that are rules.
+
+    With a rule, or a function of (b, h, i, j), they give a mask that is a rule; with a tensor, elements.
+    """
+
+    # Leaves the operators of ``rule & mask`` to the mask.
+    __array_ufunc__ = None
+
+    def __and__(self, other: Any) -> Any:
+        return combined(operator.and_, self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return combined(operator.or_, self, other)
+
+    __rand__, __ror__ = __and__, __or__
+
+
+class RuleMask(Combining, torch.Tensor):
     """A rule as a mask of shape (batch, 1, n_q, n_k): a tensor without storage.
 
     rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. Its shape, dtype and device
-    can be read, and it can be moved and copied, as models do with masks. An operation on its elements computes them by
-    `make`, with a warning that names `model`. From then on those elements are the mask, since the model may have
-    changed them.
+    can be read, and it can be moved and copied, as models do with masks; ``&`` and ``|`` with a rule change its rule.
+    An operation on its elements computes them by `make`, with a warning that names `model`. From then on those elements
+    are the mask, since the model may have changed them.
     """
 
     rule: Mask | None
@@ -182,7 +206,7 @@ class RuleMask(torch.Tensor):
 _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, modes.to_copy, torch.ops.aten.alias}
 
 
-class GraphMask:
+class GraphMask(Combining):
     """A `RuleMask` in a graph that is being compiled.
 
     It is no tensor, but has the members that models use.
@@ -224,12 +248,6 @@ class GraphMask:
     def __getitem__(self, at: Any) -> torch.Tensor:
         return self.elements[at]
 
-    def __and__(self, other: Any) -> torch.Tensor:
-        return self.elements & other
-
-    def __or__(self, other: Any) -> torch.Tensor:
-        return self.elements | other
-
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, options = modes.map_tensors(cls, lambda x: x.elements, (args, kwargs or {}))
@@ -237,6 +255,41 @@ class GraphMask:
 
 
 MASKS = RuleMask, GraphMask
+
+
+def combined(join: Callable[[Any, Any], Any], mask: Any, other: Any) -> Any:
+    """Join a mask that is a rule with another rule.
+
+    join: `operator.and_` or `operator.or_`. Both see the absolute indices of the call. A rule may differ between heads,
+    which the elements of one mask for all heads cannot: only attention reads such a mask.
+    """
+    if not (isinstance(other, Mask | GraphRule) or callable(other)):
+        return join(mask.elements, other)
+    as_rule = partial(in_graph, "mask") if isinstance(mask, GraphMask) else as_mask
+    rule, known = as_rule(other), mask.rule if mask.made is None else as_rule(mask.made, frozen=True)
+    if known is None and join is operator.or_:  # every pair, and more
+        return mask
+    both: Any = rule if known is None else join(known, rule)
+    make = partial(elements_of_both, join, mask, rule)
+    if isinstance(mask, GraphMask):
+        return GraphMask(mask.shape, both, mask.offset, mask.origin, make, mask.model)
+    return RuleMask(mask.shape, both, mask.offset, mask.origin, mask.device, make, mask.model)
+
+
+def elements_of_both(join: Callable[[Any, Any], Any], mask: Any, rule: Any) -> torch.Tensor:
+    """Return the elements of a mask, joined with those of a rule."""
+    if differs_by_head(rule.name if isinstance(rule, GraphRule) else rule):
+        raise NotImplementedError(HEADS.format(mask.model, rule))
+    elements = mask.make() if mask.made is None else mask.made
+    batch, _, n_q, n_k = mask.shape
+    q, k = (elements.new_zeros((batch, 1, n, 1), dtype=torch.float32) for n in (n_q, n_k))
+    _, weights = heads_first(q, k, k, mask=rule, offset=mask.offset, origin=mask.origin, return_weights=True)
+    return join(elements, weights > 0)
+
+
+@modes.constant
+def differs_by_head(rule: Mask | str) -> bool:
+    return "h" in reads((named(rule).rule if isinstance(rule, str) else rule).node)
 
 
 class MaskIndex(Traced):
