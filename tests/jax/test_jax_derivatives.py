@@ -238,6 +238,25 @@ def test_weights_differentiate(small: Any) -> None:
     check_grads(jax.jit(weights), (q, k), order=2, modes=["fwd", "rev"])
 
 
+def test_mass_names_what_differentiates_in_its_place(small: Any) -> None:
+    q, k, v = small
+    rule = regard.mass(regard.window(1))
+    with pytest.raises(TypeError) as told:
+        jax.grad(lambda q: regard.attention(q, k, v, observe=[rule])[1][rule].sum())(q)
+    assert str(told.value) == (
+        "the statistic 'mass' has no derivative; observe it of jax.lax.stop_gradient(query), key and value, or "
+        "differentiate its logarithm, part.lse - seen.lse, where _, part = regard.attention(..., mask=mask & rule, "
+        "observe=['lse'])"
+    )
+
+    def log_mass(q: Any) -> Any:
+        _, seen = regard.attention(jnp.asarray(q), k, v, observe=["lse"])
+        _, part = regard.attention(jnp.asarray(q), k, v, mask=regard.window(1), observe=["lse"])
+        return part.lse - seen.lse
+
+    check_grads(log_mass, (q,), order=2, modes=["fwd", "rev"])
+
+
 @pytest.mark.parametrize("statistic", ["max", "received", regard.top(2)])
 def test_no_derivative_is_silently_zero(small: Any, statistic: Any) -> None:
     q, k, v = small

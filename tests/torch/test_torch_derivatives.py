@@ -218,6 +218,27 @@ def test_statistics_without_a_derivative_raise(name: Any) -> None:
     out.sum().backward()
 
 
+def test_mass_names_what_differentiates_in_its_place() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs()[:3])
+    rule = regard.mass(regard.window(1, 1))
+    _, seen = regard.attention(q, k, v, observe=["lse", rule])
+    with pytest.raises(NotImplementedError) as told:
+        seen[rule].sum().backward()
+    assert str(told.value) == (
+        "regard.attention: the derivative of 'mass' is not provided; .detach() it, or differentiate its logarithm, "
+        "part.lse - seen.lse, where _, part = regard.attention(..., mask=mask & rule, observe=['lse'])"
+    )
+
+    def log_mass(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        _, seen = regard.attention(q, k, v, observe=["lse"])
+        _, part = regard.attention(q, k, v, mask=regard.window(1, 1), observe=["lse"])
+        return part.lse - seen.lse
+
+    torch.testing.assert_close(log_mass(q, k).exp(), seen[rule])
+    assert gradcheck(log_mass, (q, k), check_forward_ad=True)
+    assert gradgradcheck(log_mass, (q, k), fast_mode=True)
+
+
 def test_weights_differentiate() -> None:
     q, k, v, bias, sink, _ = (x.requires_grad_() for x in inputs())
 

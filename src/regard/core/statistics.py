@@ -39,6 +39,13 @@ NAMES = (
 )  # fmt: skip
 
 
+INSTEAD = {
+    "mass": ", or differentiate its logarithm, part.lse - seen.lse, where _, part = regard.attention(..., "
+    "mask=mask & rule, observe=['lse'])",
+}
+"""What an error names in place of the derivative of a statistic, which frameworks lack."""
+
+
 @dataclass(frozen=True)
 class Top:
     """The largest weights of every query and their keys, in falling order.
@@ -125,7 +132,9 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
     For `observe=`: (..., h, n_q). The rule is given like a mask, but hides nothing:
     `regard.mass(regard.window(1) & ~regard.window(0))` is the weight on the previous token, and
     `regard.mass(regard.documents(ids))` that on the query's own document. Keep the statistic to
-    look it up: masks that are built alike differ as keys. An array is copied.
+    look it up: masks that are built alike differ as keys. An array is copied. PyTorch and JAX have
+    no derivative of it, but of its logarithm: the lse of a call with mask=mask & rule, less the lse
+    of the call.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)

@@ -25,6 +25,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 import jax
+from regard.core.statistics import INSTEAD
 from regard.jax import ffi, sharding
 from regard.jax.binding import PRIMITIVES, bind
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
@@ -319,6 +320,7 @@ def summed(x: Any, axes: Axes) -> Any:
 def undefined(*_: Any, name: str, **__: Any) -> Any:
     raise TypeError(
         f"the statistic {name!r} has no derivative; observe it of jax.lax.stop_gradient(query), key and value"
+        + INSTEAD.get(name, "")
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from regard.core.statistics import INSTEAD
 from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
@@ -295,7 +296,8 @@ def all_none(given: Any) -> bool:
 
 
 def not_provided(name: str) -> NotImplementedError:
-    return NotImplementedError(f"regard.attention: the derivative of {name!r} is not provided; .detach() it")
+    instead = INSTEAD.get(name, "")
+    return NotImplementedError(f"regard.attention: the derivative of {name!r} is not provided; .detach() it{instead}")
 
 
 def differentiable(function: type[AttentionOperation]) -> None:
