@@ -246,7 +246,7 @@ def test_mass_names_what_differentiates_in_its_place(small: Any) -> None:
     assert str(told.value) == (
         "the statistic 'mass' has no derivative; observe it of jax.lax.stop_gradient(query), key and value, or "
         "differentiate its logarithm, part.lse - seen.lse, where _, part = regard.attention(..., mask=mask & rule, "
-        "observe=['lse'])"
+        "sink=None, observe=['lse'])"
     )
 
     def log_mass(q: Any) -> Any:

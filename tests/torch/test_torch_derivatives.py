@@ -219,24 +219,24 @@ def test_statistics_without_a_derivative_raise(name: Any) -> None:
 
 
 def test_mass_names_what_differentiates_in_its_place() -> None:
-    q, k, v = (x.requires_grad_() for x in inputs()[:3])
+    q, k, v, _, sink, _ = (x.requires_grad_() for x in inputs())
     rule = regard.mass(regard.window(1, 1))
-    _, seen = regard.attention(q, k, v, observe=["lse", rule])
+    _, seen = regard.attention(q, k, v, sink=sink, observe=["lse", rule])
     with pytest.raises(NotImplementedError) as told:
         seen[rule].sum().backward()
     assert str(told.value) == (
         "regard.attention: the derivative of 'mass' is not provided; .detach() it, or differentiate its logarithm, "
-        "part.lse - seen.lse, where _, part = regard.attention(..., mask=mask & rule, observe=['lse'])"
+        "part.lse - seen.lse, where _, part = regard.attention(..., mask=mask & rule, sink=None, observe=['lse'])"
     )
 
-    def log_mass(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        _, seen = regard.attention(q, k, v, observe=["lse"])
+    def log_mass(q: torch.Tensor, k: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        _, seen = regard.attention(q, k, v, sink=sink, observe=["lse"])
         _, part = regard.attention(q, k, v, mask=regard.window(1, 1), observe=["lse"])
         return part.lse - seen.lse
 
-    torch.testing.assert_close(log_mass(q, k).exp(), seen[rule])
-    assert gradcheck(log_mass, (q, k), check_forward_ad=True)
-    assert gradgradcheck(log_mass, (q, k), fast_mode=True)
+    torch.testing.assert_close(log_mass(q, k, sink).exp(), seen[rule])
+    assert gradcheck(log_mass, (q, k, sink), check_forward_ad=True)
+    assert gradgradcheck(log_mass, (q, k, sink), fast_mode=True)
 
 
 def test_weights_differentiate() -> None:

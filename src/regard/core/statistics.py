@@ -41,7 +41,7 @@ NAMES = (
 
 INSTEAD = {
     "mass": ", or differentiate its logarithm, part.lse - seen.lse, where _, part = regard.attention(..., "
-    "mask=mask & rule, observe=['lse'])",
+    "mask=mask & rule, sink=None, observe=['lse'])",
 }
 """What an error names in place of the derivative of a statistic, which frameworks lack."""
 
@@ -133,8 +133,8 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
     `regard.mass(regard.window(1) & ~regard.window(0))` is the weight on the previous token, and
     `regard.mass(regard.documents(ids))` that on the query's own document. Keep the statistic to
     look it up: masks that are built alike differ as keys. An array is copied. PyTorch and JAX have
-    no derivative of it, but of its logarithm: the lse of a call with mask=mask & rule, less the lse
-    of the call.
+    no derivative of it, but of its logarithm: the lse of a call with mask=mask & rule and no sink,
+    less the lse of the call.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
