@@ -150,7 +150,5 @@ def test_flax_makes_its_rule_in_the_call() -> None:
             return loss(regard.alibi(self.slopes[...]))
 
     same(jax.tree.leaves(nnx.grad(lambda m: m())(Model()))[0], expected())
-    with pytest.raises(
-        TypeError, match=r"Param; arrays of Flax are not served: convert them with variable"
-    ):
+    with pytest.raises(TypeError, match=r"Param; arrays of Flax are not served: convert them with variable"):
         regard.alibi(Model().slopes)

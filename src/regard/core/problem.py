@@ -4,7 +4,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,20 +77,28 @@ class Problem:
     key: Array
     value: Array
     lead: tuple[int, ...]
-    mask: Mask | None
-    score: Score | None
-    bias: Array | None
     scale: float
-    sink: Array | None
-    dropout: float
     seed: int
     offset: Array
     origin: tuple[int, int, int]
+    mask: Mask | None = None
+    score: Score | None = None
+    bias: Array | None = None
+    sink: Array | None = None
+    dropout: float = 0.0
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
     factors: tuple[Array, Array] | None = None
     signature: Any = field(default=None, init=False)  # set by `from_fields` alone
+
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The names of the optional fields that this call uses: those that differ from their defaults."""
+        found = {name: getattr(self, name) for name in OPTIONAL}
+        return frozenset(
+            n for n, x in found.items() if x is not OPTIONAL[n] and (isinstance(x, np.ndarray) or x != OPTIONAL[n])
+        )
 
     @cached_property
     def device(self) -> Any:
@@ -215,6 +223,13 @@ class Problem:
         x: aligned right.
         """
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+OPTIONAL = {x.name: x.default for x in fields(Problem) if x.init and x.default is not MISSING}
+FUNCTIONS = ("forward", "weights", "maps", "backward", "jvp", "backward_jvp", "jvp_jvp")
+FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe", "constants", "factors"})
+KNOWS = dict.fromkeys(FUNCTIONS, FIELDS)
+"""The optional fields that each function of every engine knows; an engine adds its own."""
 
 
 def device_of(x: Array) -> Any:

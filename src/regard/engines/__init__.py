@@ -9,9 +9,10 @@
 
 The specification is the engine "spec", which runs only when it is named.
 
-An engine is a module with NAME, ABOUT and the functions of `Engine`. `state` and `supports` return None, or the reason
-why the engine cannot run here, or cannot run a problem. `weights` and `maps` (`regard.pooled`, mass and max) take an
-lse, which may be that of more keys than the problem has. The derivatives:
+An engine is a module with NAME, ABOUT, KNOWS and the functions of `Engine`. KNOWS says, for each function, which
+optional fields of a `Problem` it knows. A problem that uses another one is refused, never computed without it. `state`
+and `supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` and `maps`
+(`regard.pooled`, mass and max) take an lse, which may be that of more keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their
@@ -33,6 +34,7 @@ the addresses of query, key, value, out and lse, and runs the call on other arra
 the tangents) and return those arrays; any other array that it returns is new.
 """
 
+import functools
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -44,7 +46,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from regard.arguments.values import shown
-from regard.core.problem import Differential, Outputs, Problem
+from regard.core.problem import FUNCTIONS, Differential, Outputs, Problem
 from regard.core.statistics import Statistic
 from regard.warning import RegardWarning
 
@@ -56,6 +58,7 @@ class Engine(Protocol):
 
     NAME: str
     ABOUT: str
+    KNOWS: Mapping[str, frozenset[str]]
 
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
@@ -78,6 +81,30 @@ class Engine(Protocol):
     ) -> Outputs: ...
 
 
+class Guarded:
+    """An engine whose functions raise for a problem with a field that they do not know."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        for name in FUNCTIONS:
+            setattr(self, name, functools.partial(self._call, name))
+
+    def _call(self, function: str, p: Problem, *args: Any) -> Any:
+        reason = unknown(self.engine, function, p)
+        if reason:
+            raise ValueError(f"engine {self.engine.NAME!r} refuses this call: {reason}")
+        return getattr(self.engine, function)(p, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def unknown(engine: Engine, function: str, p: Problem) -> str | None:
+    """Return the reason why a function of an engine does not know a field of a problem, or None."""
+    fields = p.used - engine.KNOWS[function]
+    return f"its {function} does not know {', '.join(map(repr, sorted(fields)))}" if fields else None
+
+
 class Engines(Mapping[str, Engine]):
     """Engines by name, each imported on first use.
 
@@ -94,8 +121,8 @@ class Engines(Mapping[str, Engine]):
     def __getitem__(self, name: str) -> Engine:
         found = self.loaded.get(name)
         if found is None:
-            module: Any = import_module(self.modules[name])
-            found = self.loaded[name] = module
+            guarded: Any = Guarded(import_module(self.modules[name]))
+            found = self.loaded[name] = guarded
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -117,8 +144,8 @@ def engines() -> Engines:
     return _engines
 
 
-def choose(p: Problem, name: str | None) -> Engine:
-    """Return the named engine, or the first that supports the problem.
+def choose(p: Problem, name: str | None, function: str = "forward") -> Engine:
+    """Return the named engine, or the first whose `function` supports the problem.
 
     Raises ValueError with the reason of every engine if there is none.
     """
@@ -126,26 +153,27 @@ def choose(p: Problem, name: str | None) -> Engine:
     if name is not None:
         if not isinstance(name, str) or name not in every:
             raise ValueError(f"engine must be one of {', '.join(map(repr, every))}, got {shown(name)}")
-        reason = every[name].state() or elsewhere(every[name], p) or every[name].supports(p)
+        reason = every[name].state() or elsewhere(every[name], p) or unsupported(every[name], p, function)
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
         return every[name]
     for engine in every.values():
-        if refusal(engine, p) is None:
+        if refusal(engine, p, function) is None:
             if engine.NAME == "tiled":
-                _warn_of_fallback(p)
+                _warn_of_fallback(p, function)
             return engine
-    raise ValueError("no engine supports this call: " + "; ".join(f"{n}: {why}" for n, why in refusals(p).items()))
+    reasons = "; ".join(f"{n}: {why}" for n, why in refusals(p, function).items())
+    raise ValueError(f"no engine supports this call: {reasons}")
 
 
-def _warn_of_fallback(p: Problem) -> None:
+def _warn_of_fallback(p: Problem, function: str) -> None:
     """Warn once for each reason that the compiled engine refuses a call, or all calls.
 
     A browser has no compiled engine to be had, and no warning.
     """
     cpu = engines()["cpu"]
     missing = cpu.state()
-    reason = missing or cpu.supports(p)
+    reason = missing or unsupported(cpu, p, function)
     limit = (reason or "").partition(", got ")[0]
     if reason is None or limit in _warned or sys.platform == "emscripten":
         return
@@ -168,12 +196,18 @@ def _level_of_caller() -> int:
     return level
 
 
-def refusal(engine: Engine, p: Problem) -> str | None:
+def unsupported(engine: Engine, p: Problem, function: str) -> str | None:
+    """Return the reason why a function of an engine does not run a problem, or None."""
+    return unknown(engine, function, p) or engine.supports(p)
+
+
+def refusal(engine: Engine, p: Problem, function: str = "forward") -> str | None:
     """Return the reason why an engine would not be chosen, or None."""
     named = "runs only when named"
     if engine.NAME == "triton" and p.device is None:
         return named
-    return engine.state() or elsewhere(engine, p) or (named if engine.NAME == "spec" else engine.supports(p))
+    reason = engine.state() or elsewhere(engine, p)
+    return reason or (named if engine.NAME == "spec" else unsupported(engine, p, function))
 
 
 def elsewhere(engine: Engine, p: Problem) -> str | None:
@@ -181,21 +215,27 @@ def elsewhere(engine: Engine, p: Problem) -> str | None:
     return None if p.device is None or engine.NAME == "triton" else f"the arrays are on the device {p.device}"
 
 
-def refusals(p: Problem) -> dict[str, str | None]:
+def refusals(p: Problem, function: str = "forward") -> dict[str, str | None]:
     """Return `refusal` for every engine, by name."""
-    return {name: refusal(engine, p) for name, engine in engines().items()}
+    return {name: refusal(engine, p, function) for name, engine in engines().items()}
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """An engine, and the reason why it cannot run here, None if it can."""
+    """An engine, and the reason why it cannot run here, None if it can.
+
+    lacks: for each function, the optional parts of a call that only other engines know.
+    """
 
     name: str
     about: str
     reason: str | None
+    lacks: Mapping[str, tuple[str, ...]]
 
     def __repr__(self) -> str:
-        return f"{self.name}: {'ready' if self.reason is None else 'not available: ' + self.reason} ({self.about})"
+        ready = "ready" if self.reason is None else f"not available: {self.reason}"
+        lacks = [f"{function} does not know {', '.join(names)}" for function, names in self.lacks.items()]
+        return f"{self.name}: {'; '.join([ready, *lacks])} ({self.about})"
 
 
 def available_engines() -> tuple[EngineState, ...]:
@@ -205,4 +245,11 @@ def available_engines() -> tuple[EngineState, ...]:
     >>> [engine.name for engine in regard.available_engines()]
     ['cpu', 'tiled', 'triton', 'spec']
     """
-    return tuple(EngineState(engine.NAME, engine.ABOUT, engine.state()) for engine in engines().values())
+    every = engines().values()
+    known = frozenset().union(*(names for engine in every for names in engine.KNOWS.values()))
+
+    def lacks(engine: Engine) -> dict[str, tuple[str, ...]]:
+        missing = {function: tuple(sorted(known - engine.KNOWS[function])) for function in FUNCTIONS}
+        return {function: names for function, names in missing.items() if names}
+
+    return tuple(EngineState(engine.NAME, engine.ABOUT, engine.state(), lacks(engine)) for engine in every)

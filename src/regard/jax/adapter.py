@@ -16,7 +16,7 @@ from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
-from regard.jax.task import HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
+from regard.jax.task import FIELDS, HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops import metric as metrics
@@ -77,6 +77,9 @@ def attention(
         observe=of_engine(observed),
         **options,
     )
+    lost = p.used - FIELDS
+    if lost:
+        raise NotImplementedError(f"on JAX arrays, attention does not know {', '.join(map(repr, sorted(lost)))}")
     return_weights = checks.boolean("return_weights", return_weights)
     if engine is not None and engine != "xla" and engine not in engines():
         raise ValueError(f"engine must be one of {', '.join(map(repr, [*engines(), 'xla']))}, got {engine!r}")

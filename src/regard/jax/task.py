@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import Profile, Statistic, Top
-from regard.engines import choose, cpu
+from regard.engines import choose
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 from regard.runtime.forks import cached_property
 
@@ -25,6 +25,8 @@ Shape = tuple[int, ...]
 OUTPUTS = ("out", "lse", "entropy")
 HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
 MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
+FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe"})
+"""The optional fields of a `Problem` that travel through a compiled program."""
 CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
 
 
@@ -310,7 +312,8 @@ def fast_call(task: PrimitiveTask, operands: Sequence[Array]) -> Any:
         return None
     swap = task.call.layout == "bnhd"
     p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
-    return cpu.repeatable_call(replace(p, observe=())) if choose(p, task.call.engine) is cpu else None
+    repeatable = getattr(choose(p, task.call.engine), "repeatable_call", None)
+    return None if repeatable is None else repeatable(replace(p, observe=()))
 
 
 def transpose(name: str, a: Array) -> Array:
@@ -370,7 +373,7 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     """
     call = task.call
     p, tables = problem(task, x)
-    engine = choose(p, call.engine)
+    engine = choose(p, call.engine, task.kind)
     shapes = dict(zip(OUTPUTS, (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q)), strict=True))
     into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
 

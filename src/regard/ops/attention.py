@@ -378,7 +378,7 @@ def attention_vjp(
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
     """
-    p, arranged, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options, "backward")
     checks.fits(p, outputs=outputs is None, entropies=outputs is None and dentropy is not None, gradients=1)
     ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
     known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
@@ -421,7 +421,7 @@ def attention_jvp(
     >>> bool(np.allclose(tangent.out, regard.attention(q, k, dv)))  # the output is linear in value
     True
     """
-    p, arranged, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options, "jvp")
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count)
     t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables, dmetric)
@@ -479,7 +479,7 @@ def attention_vjp_jvp(
     >>> bool(np.isclose((cotangents.out * step).sum(), slope))
     True
     """
-    p, arranged, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options, "backward_jvp")
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count, gradients=1)
     ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
@@ -496,10 +496,11 @@ def attention_vjp_jvp(
 
 
 def prepare(
-    query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any]
+    query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any], function: str
 ) -> tuple[Problem, Layout, Engine]:
+    """Check a call, and choose the engine whose `function` computes it."""
     p = problem_from(query, key, value, **options)
-    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine)
+    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine, function)
 
 
 def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Profile, Statistic, Top
 from regard.reference import specification

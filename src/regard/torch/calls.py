@@ -86,7 +86,8 @@ class PreparedCall:
     tables: dict[Any, Table] = field(default_factory=dict)
 
     @staticmethod
-    def of(call: TensorCall, arrays: Sequence[Array]) -> "PreparedCall":
+    def of(call: TensorCall, arrays: Sequence[Array], function: str) -> "PreparedCall":
+        """Prepare a call of an engine's `function`."""
         given = dict(zip(call.inputs, arrays, strict=True))
         options = dict(call.options)
         tables: dict[Any, Table] = {}
@@ -108,7 +109,7 @@ class PreparedCall:
         p = problem_from(query, key, value, **options)
         if call.constants:
             p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
-        return PreparedCall(call, p, Layout.of(query, options["layout"]), choose(p, call.engine), tables)
+        return PreparedCall(call, p, Layout.of(query, options["layout"]), choose(p, call.engine, function), tables)
 
     def forward(self) -> list[Array]:
         """Compute the results of the call."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import remedy
+from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Statistic, Top, pooled
 from regard.engines.normalized import normalized

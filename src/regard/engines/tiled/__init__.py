@@ -10,6 +10,7 @@
 Read them in this order. `reference.specification` has the same formulas without tiles.
 """
 
+from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.normalized import normalized
 from regard.engines.tiled.forward_pass import forward, maps, weights
