@@ -62,14 +62,14 @@ def calls(p: Problem, target: Target) -> Iterator[tuple[str, Callable[[], Any]]]
     def rows() -> Any:
         return np.ones(p.shape(p.n_q), p.compute)
 
-    every = tuple(regard.core.statistics.Statistic(x) for x in ("entropy", "max", "argmax"))
+    every = tuple(regard.core.statistics.statistic(x) for x in ("entropy", "max", "argmax"))
     yield "forward", lambda: cpu.forward(p)
     yield "decode", lambda: cpu.forward(p, range(1))
     yield "observed", lambda: cpu.forward(replace(p, observe=every))
     if target.wasm:
         return
     pooled = regard.core.statistics.pooled
-    names = tuple(regard.core.statistics.Statistic(x) for x in ("visible", "received", "profile"))
+    names = tuple(regard.core.statistics.statistic(x) for x in ("visible", "received", "profile"))
     yield "second pass", lambda: cpu.forward(replace(p, observe=(*names, pooled(2, 3), pooled(2, 3, "max"))))
     yield "top", lambda: cpu.forward(replace(p, observe=(regard.top(5),)))
     t = Differential(*map(like, (p.query, p.key, p.value, p.bias, p.sink)), {x: like(x) for x in p.rules.tables})

@@ -13,7 +13,7 @@ from interpreter import language_patched_once
 from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import NAMES, Statistic, Top
+from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top
 from regard.engines import cpu, engines, tiled, triton
 from regard.engines.tiled import derivatives as tiled_derivatives
 from regard.ops.attention import problem_from
@@ -505,8 +505,8 @@ def test_observing_changes_no_bit() -> None:
 def test_statistics_have_names() -> None:
     q, k, v, _ = CASES[0].inputs(np.float32)
     _, seen = regard.attention(q, k, v, observe=EVERYTHING)
-    assert list(seen) == [Statistic(s) if isinstance(s, str) else s for s in EVERYTHING]
-    assert seen.lse is seen["lse"] is seen[Statistic("lse")]
+    assert list(seen) == [KINDS[s]() if isinstance(s, str) else s for s in EVERYTHING]
+    assert seen.lse is seen["lse"] is seen[Lse()]
     with pytest.raises(AttributeError, match="frozen"):
         seen.lse = 0
     with pytest.raises(KeyError, match="not observed"):

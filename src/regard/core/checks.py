@@ -24,7 +24,7 @@ from regard.arguments.values import (
     size_text,
 )
 from regard.core.problem import Problem
-from regard.core.statistics import NAMES, Statistic
+from regard.core.statistics import KINDS, NAMES, Statistic
 from regard.rules import Mask, Score, as_mask, as_score, type_name
 from regard.rules.outside import check as outside
 from regard.rules.outside import lookups
@@ -244,12 +244,12 @@ def observe(x: object, name: str = "observe") -> tuple[Statistic, ...]:
         if not (isinstance(s, Statistic) or (isinstance(s, str) and s in NAMES)):
             known = ", ".join(map(repr, NAMES))
             raise ValueError(f"{name}: unknown statistic {shown(s)}; known are {known} and {MADE}")
-    return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
+    return tuple(dict.fromkeys(s if isinstance(s, Statistic) else KINDS[s]() for s in x))
 
 
 def covers(p: Problem) -> None:
     """Check that rules have an entry for every position, batch element and head."""
-    for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
+    for rule in (p.mask, p.score, *(rule for s in p.observe for rule in s.rules)):
         for need in rule.requires if rule is not None else ():
             need.check(*p.extents.indices[need.axis])
         if rule is not None and lookups(rule.node):
@@ -283,13 +283,10 @@ def _inside(p: Problem, rule: Any) -> None:
 def observable(p: Problem) -> None:
     """Check that the masks and rows of statistics fit the call."""
     for s in p.observe:
-        if s.name == "mass":
-            for dense in s.of.dense:
-                aligned("mask of mass", dense, p.lead, p.heads, p.n_q, p.n_k)
-        elif s.name == "weights_of":
-            for row in s.of:
-                if not 0 <= row < p.n_q:
-                    raise ValueError(f"rows of weights_of must be from 0 to {p.n_q - 1}, got {row}")
+        for rule in s.rules:
+            for dense in rule.dense:
+                aligned(f"mask of {s.name}", dense, p.lead, p.heads, p.n_q, p.n_k)
+        s.check(p.n_q)
 
 
 def fits(
@@ -309,7 +306,7 @@ def fits(
     if entropies:
         results["entropy"] = entropies * rows * real
     for s in p.observe if outputs else ():
-        results[f"{s.name} of observe" if s.of is not None else s.name] = _bytes_of(p, s)
+        results[f"{s.name} of observe" if s.of is not None else s.name] = s.bytes(p.sizes, real)
     results["weights"] = weights * p.dtype.itemsize
     if gradients:
         inputs = {"query": p.query, "key": p.key, "value": p.value, "bias": p.trained_bias, "sink": p.sink}
@@ -337,23 +334,6 @@ def room(results: dict[str, int]) -> None:
         f"the results of this call take {size_text(total)} ({each}{rest}), "
         f"more than the {size_text(there[0])} of memory of {there[1]}"
     )
-
-
-def _bytes_of(p: Problem, s: Statistic) -> int:
-    """Return the bytes of all arrays of a statistic."""
-    heads, real, index = p.batch * p.heads, p.compute.itemsize, 8
-    rows, of = heads * p.n_q, s.of
-    if s.name == "top":
-        return rows * int(of) * (real + index)
-    if s.name == "pooled":
-        return heads * min(int(of[0]), p.n_q) * min(int(of[1]), p.n_k) * real
-    if s.name == "weights_of":
-        return heads * len(s.of) * p.n_k * real
-    if s.name == "profile":
-        return p.extents.diagonals * (heads * real + p.batch * index)
-    if s.name in ("received", "group_received"):
-        return p.batch * (p.heads if s.name == "received" else p.kv_heads) * p.n_k * real
-    return rows * (index if s.name in ("visible", "argmax") else real)
 
 
 def positions(name: str, part: object, n: int) -> range:

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core.callrules import CallRules
 from regard.core.extents import Extents
-from regard.core.statistics import Statistic
+from regard.core.statistics import Sizes, Statistic
 from regard.rules import Mask, Node, Score, Table
 from regard.runtime import memory
 from regard.runtime.forks import cached_property
@@ -151,6 +151,11 @@ class Problem:
     def keys(self) -> int:
         """The number of keys of the whole sequence, see `Extents.keys`."""
         return self.extents.keys
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes on which the shapes of statistics depend."""
+        return Sizes(self.lead, self.heads, self.kv_heads, self.n_q, self.n_k)
 
     @cached_property
     def extents(self) -> Extents:

@@ -11,12 +11,12 @@ from regard.arguments.frameworks import Namespace
 from regard.arguments.values import array_type
 from regard.core import checks
 from regard.core.problem import Problem, compute_dtype
-from regard.core.statistics import Seen, Statistic, asked_for, of_engine
+from regard.core.statistics import Profile, Seen, Statistic, Top, asked_for, of_engine
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
-from regard.jax.task import FIELDS, HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
+from regard.jax.task import FIELDS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops import metric as metrics
@@ -90,7 +90,7 @@ def attention(
         operands |= {name: operands[name][None] for name in ("query", "key", "value")}
     others: dict[str, Any] = {}
     texts: dict[str, str | None] = {"mask": None, "score": None}
-    masses = {f"mass{n}": s.of for n, s in enumerate(p.observe) if s.name == "mass"}
+    masses = {f"{s.name}{n}": rule for n, s in enumerate(p.observe) for rule in s.rules}
     for name, rule in {"score": p.score, "mask": p.mask, **masses}.items():
         if rule is not None:
             texts[name], tables, dense = rule_text(rule.node)
@@ -115,7 +115,7 @@ def attention(
         offset=None if "offset" in others else shortest(p.offset),
         origin=None if "origin" in others else p.origin,
         layout="bnhd" if p.positions_first else "bhnd",
-        observe=tuple((s.name, texts.get(f"mass{n}", s.of)) for n, s in enumerate(p.observe)),
+        observe=tuple((s.name, texts.get(f"{s.name}{n}", s.of)) for n, s in enumerate(p.observe)),
         engine=engine,
     )
     arrays = jax.lax.stop_gradient(tuple(others.values()))
@@ -130,7 +130,7 @@ def _flatten_seen(seen: Seen) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 jax.tree_util.register_pytree_node(Seen, _flatten_seen, lambda keys, x: Seen(dict(zip(keys, x, strict=True))))
-for holder in HOLDERS.values():
+for holder in (Top, Profile):
     jax.tree_util.register_dataclass(holder, [field.name for field in fields(holder)], [])
 
 
@@ -152,7 +152,7 @@ def results(
     seen: dict[Statistic, Any] = {}
     for n, s in enumerate(p.observe):
         arrays = [by_name[place] for place in ((s.name,) if s.name in OUTPUTS else places(n, s.name))]
-        seen[s] = HOLDERS[s.name](*arrays) if s.name in HOLDERS else arrays[0]
+        seen[s] = s.result(arrays)
     return answer, seen
 
 

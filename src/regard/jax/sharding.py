@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+from regard.core.statistics import GroupReceived
 from regard.jax.binding import bind
 from regard.jax.task import MATRICES, Axes, PrimitiveTask, Shape, transposed, without
 from regard.jax.xla.values import promotion
@@ -127,7 +128,7 @@ class ShardedAxes:
                 every = jnp.asarray(call.offset, np.int32).reshape(self.lead)
                 x["offset"] = jax.lax.dynamic_slice_in_dim(every, index(BATCH) * lead[0], lead[0])
             found = bind(local, [x[name] for name in local.operands])
-            grouped = {str(n) for n, (name, _) in enumerate(call.observe) if name == "group_received"}
+            grouped = {str(n) for n, (name, _) in enumerate(call.observe) if name == GroupReceived.name}
             for n, (name, factors) in enumerate(zip(task.results, results, strict=True)):
                 shared = [axis for factor, axes in mesh_axes.items() if factor not in factors for axis in axes]
                 if shared and (task.wrt or name in grouped):

@@ -6,14 +6,14 @@ Nothing here depends on JAX: operands and results are NumPy views of its buffers
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
-from regard.core.statistics import Profile, Statistic, Top
+from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
 from regard.engines import choose
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 from regard.runtime.forks import cached_property
@@ -23,7 +23,6 @@ Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
 OUTPUTS = ("out", "lse", "entropy")
-HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
 MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
 FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe"})
 """The optional fields of a `Problem` that travel through a compiled program."""
@@ -72,8 +71,8 @@ class StaticCall:
 
     def statistic(self, n: int, x: Mapping[str, Array]) -> Statistic:
         """Return the n-th observed statistic."""
-        name, of = self.observe[n]
-        return Statistic(name, rule(Mask, f"mass{n}", of, x)[0] if name == "mass" else of)
+        s = statistic(*self.observe[n])
+        return type(s)(rule(Mask, f"{s.name}{n}", s.of, x)[0]) if isinstance(s, Mass) else s
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class PrimitiveTask:
     @cached_property
     def merged(self) -> bool:
         """True if elements of a `vmap` may be computed together, along leading axes."""
-        texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == "mass"))
+        texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == Mass.name))
         rules = [outline(text)[0] for text in texts if text is not None]
 
         def alone(name: str) -> bool:
@@ -142,6 +141,7 @@ class PrimitiveTask:
         lead = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
         rows = (*lead, *q[-3:-1])
         compute = compute_dtype(dtype)
+        sizes = Sizes(lead, q[-3], k[-3], q[-2], k[-2])
 
         def of(name: str) -> tuple[Shape, np.dtype[Any]]:
             if name == "out":
@@ -151,18 +151,9 @@ class PrimitiveTask:
             if name in OUTPUTS:
                 return rows, compute
             number, _, part = name.partition(".")
-            kind, arguments = self.call.observe[int(number)]
-            n_q, n_k = rows[-1], k[-2]
-            tails = {
-                "top": lambda: (*rows, arguments),
-                "received": lambda: (*rows[:-1], n_k),
-                "group_received": lambda: (*lead, k[-3], n_k),
-                "profile": lambda: (*lead, 1 if part == "distances" else q[-3], n_q + n_k - 1 if n_q and n_k else 0),
-                "pooled": lambda: (*rows[:-1], min(arguments[0], n_q), min(arguments[1], n_k)),
-                "weights_of": lambda: (*rows[:-1], len(arguments), n_k),
-            }
-            index = kind in ("argmax", "visible") or part in ("indices", "distances")
-            return tails.get(kind, lambda: rows)(), np.dtype(np.int64) if index else compute
+            s = statistic(*self.call.observe[int(number)])
+            shape = s.shapes(sizes)[s.parts.index(part)]
+            return shape, np.dtype(np.int64) if part in s.integers else compute
 
         if self.wrt:
             return [(with_axes(base[n], self.sizes, axes), np.dtype(given[n][1])) for n, axes in self.wrt]
@@ -171,8 +162,7 @@ class PrimitiveTask:
 
 def places(n: int, name: str) -> tuple[str, ...]:
     """Return the names of the arrays of the n-th statistic."""
-    kind = HOLDERS.get(name)
-    return (str(n),) if kind is None else tuple(f"{n}.{field.name}" for field in fields(kind))
+    return tuple(f"{n}.{part}" if part else str(n) for part in KINDS[name].parts)
 
 
 def frozen(x: Any) -> Any:
@@ -395,8 +385,7 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
         made, seen = engine.forward(p, None, into)
         values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
         for n, s in enumerate(p.observe):
-            for place in places(n, s.name):
-                values[place] = getattr(seen[s], place.partition(".")[2], seen[s])
+            values |= zip(places(n, s.name), s.split(seen[s]), strict=True)
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]

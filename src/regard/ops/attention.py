@@ -14,7 +14,7 @@ from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, compute_dtype
-from regard.core.statistics import Seen, Statistic
+from regard.core.statistics import ENTROPY, Seen, Statistic
 from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose
 from regard.ops import callcache
@@ -383,7 +383,7 @@ def attention_vjp(
     ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
     known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
-        known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
+        known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(ENTROPY,)))
     return differential_out(arranged, metrics.gradients(p, chosen.backward(p, known, ct)))
 
 

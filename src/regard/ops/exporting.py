@@ -8,16 +8,28 @@ from pathlib import Path
 
 from regard.arguments.packages import require
 from regard.core import checks
-from regard.core.statistics import Statistic
+from regard.core.statistics import (
+    Argmax,
+    Entropy,
+    Largest,
+    Lse,
+    Received,
+    Statistic,
+    TopWeights,
+    Visible,
+    WeightByDistance,
+)
 from regard.core.types import MaskLike, ScoreLike
 from regard.ops.attention import causally
 from regard.rules import as_mask, type_name
 from regard.rules import window as window_rule
 from regard.rules.outside import lookups
 
-STATISTICS = ("lse", "entropy", "max", "argmax", "top", "visible", "received", "profile")
+STATISTICS = (Lse, Entropy, Largest, Argmax, TopWeights, Visible, Received, WeightByDistance)
 MOST = 32  # maximum k of regard.top(k)
-KNOWN = f"{', '.join(repr(x) for x in STATISTICS if x != 'top')} and regard.top(k) with k of at most {MOST}"
+KNOWN = (
+    f"{', '.join(repr(x.name) for x in STATISTICS if x is not TopWeights)} and regard.top(k) with k of at most {MOST}"
+)
 
 
 def export_wasm(
@@ -97,7 +109,7 @@ def export_wasm(
             raise ValueError(f'{name} must read tables of NumPy arrays with bounds="clamp"')
     observe = checks.observe(statistics, "statistics")
     for s in observe:
-        if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
+        if not isinstance(s, STATISTICS) or (isinstance(s, TopWeights) and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
     flags = {"bias": bias, "sink": sink, "dropout": dropout, "array_mask": array_mask}
     for name, given in flags.items():

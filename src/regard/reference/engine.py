@@ -1,5 +1,6 @@
 """The specification as the engine "spec", in float64 and O(n²)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import Profile, Statistic, Top
+from regard.core.statistics import Mass, Pooled, Renyi, Statistic, TopWeights, WeightsOf
 from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -43,23 +44,32 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         P, found = specification.weights(p), specification.statistics(p) | found
 
     def value(s: Statistic) -> Any:
-        if s.name == "top":
-            index = np.full((*P.shape[:-1], s.of), -1, np.int64)
-            index[..., : p.n_k] = found["order"][..., : s.of]
-            padded = np.concatenate([P, np.zeros((*P.shape[:-1], 1))], axis=-1)
-            return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
-        if s.name == "mass":
-            return specification.mass(p, P, s.of).astype(p.compute)
-        if s.name == "renyi":
-            return specification.renyi(p, s.of).astype(p.compute)
-        if s.name == "pooled":
-            return specification.pooled(P, *s.of).astype(p.compute)
-        if s.name == "weights_of":
-            return P[..., s.of, :].astype(p.compute)
-        x = found[s.name] if s.name in ("argmax", "visible") else found[s.name].astype(p.compute)
-        return Profile(x, p.extents.distances) if s.name == "profile" else x
+        arrays = (
+            OF_WEIGHTS[type(s)](p, P, found, s.of) if type(s) in OF_WEIGHTS else (found[s.name], p.extents.distances)
+        )
+        rounded = [
+            x.astype(np.int64 if part in s.integers else p.compute) for part, x in zip(s.parts, arrays, strict=False)
+        ]
+        return s.result(rounded)
 
     return outputs, {s: value(s) for s in p.observe}
+
+
+def _top(p: Problem, P: Array, found: dict[str, Any], k: int) -> tuple[Array, Array]:
+    index = np.full((*P.shape[:-1], k), -1, np.int64)
+    index[..., : p.n_k] = found["order"][..., :k]
+    padded = np.concatenate([P, np.zeros((*P.shape[:-1], 1))], axis=-1)
+    return np.take_along_axis(padded, index, -1), index
+
+
+OF_WEIGHTS: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {
+    TopWeights: _top,
+    Mass: lambda p, P, found, rule: (specification.mass(p, P, rule),),
+    Renyi: lambda p, P, found, alpha: (specification.renyi(p, alpha),),
+    Pooled: lambda p, P, found, of: (specification.pooled(P, *of),),
+    WeightsOf: lambda p, P, found, rows: (P[..., rows, :],),
+}
+"""The references of statistics with parameters; `specification.statistics` has the others."""
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

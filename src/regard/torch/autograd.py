@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from regard.core.statistics import INSTEAD
+from regard.core.statistics import INSTEAD, INTEGERS
 from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
@@ -33,7 +33,7 @@ from regard.torch.graph.modes import (
 )
 from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
 from regard.torch.graph.texts import call_of
-from regard.torch.kernels import INTEGERS, OUTPUTS, Tensors, parts
+from regard.torch.kernels import OUTPUTS, Tensors, parts
 
 NONE: Tensors = (None, None, None)
 

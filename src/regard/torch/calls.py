@@ -11,7 +11,7 @@ import torch
 from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, device_of
-from regard.core.statistics import ENTROPY, Profile, Seen, Statistic, Top, asked_for, each_array, of_engine
+from regard.core.statistics import ENTROPY, LSE, Seen, Statistic, asked_for, each_array, of_engine
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
 from regard.ops.attention import problem_from
@@ -23,7 +23,6 @@ from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULTS: dict[str, Any] = {name: x for name, x in (problem_from.__kwdefaults__ or {}).items() if name != "observe"}
-LSE = Statistic("lse")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +69,8 @@ class TensorCall:
         """
         if self.weights:
             return "out", "lse"
-        names = [name for s in self.observe for name in arrays_of(s)]
-        first = [name for name in ("entropy",) if name in names]
-        return "out", "lse", *first, *(name for name in names if name not in ("lse", "entropy"))
+        first = ("entropy",) if ENTROPY in self.observe else ()
+        return "out", "lse", *first, *(name for s in self.observe if s not in (LSE, ENTROPY) for name in s.arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,30 +194,15 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
     return changed
 
 
-def arrays_of(s: Statistic) -> tuple[str, ...]:
-    """Return the names of the arrays of a statistic."""
-    return {"top": ("values", "indices"), "profile": ("profile", "distances")}.get(s.name, (s.name,))
-
-
 def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
     """Return the statistics observed, from the results of a call.
 
     The call has asked an engine for those of `of_engine`.
     """
     computed = of_engine(observe)
-    rest = iter(results[3 if ENTROPY in computed else 2 :])
-    values: dict[Statistic, Any] = {}
-    for s in computed:
-        if s.name == "lse":
-            values[s] = results[1]
-        elif s.name == "entropy":
-            values[s] = results[2]
-        elif s.name == "top":
-            values[s] = Top(next(rest), next(rest))
-        elif s.name == "profile":
-            values[s] = Profile(next(rest), next(rest))
-        else:
-            values[s] = next(rest)
+    outputs = {LSE: results[1]} | ({ENTROPY: results[2]} if ENTROPY in computed else {})
+    rest = iter(results[1 + len(outputs) :])
+    values = {s: outputs[s] if s in outputs else s.result([next(rest) for _ in s.parts]) for s in computed}
     return asked_for(observe, values, torch.exp)
 
 

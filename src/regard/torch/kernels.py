@@ -15,7 +15,6 @@ from regard.torch.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]
 OUTPUTS = ("out", "lse", "entropy")
-INTEGERS = ("argmax", "indices", "visible", "distances")
 
 
 @on_team(TEAM)

@@ -17,7 +17,20 @@ import numpy as np
 from regard.arguments.packages import remedy
 from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import Statistic, Top, pooled
+from regard.core.statistics import (
+    ENTROPY,
+    LSE,
+    Argmax,
+    Largest,
+    Pooled,
+    Received,
+    Statistic,
+    TopWeights,
+    Visible,
+    WeightByDistance,
+    WeightsOf,
+    pooled,
+)
 from regard.engines.normalized import normalized
 from regard.engines.observed import basic, complete
 from regard.rules import Node, once, order
@@ -28,7 +41,6 @@ NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 WIDEST = 1024
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
-ENTROPY = Statistic("entropy")
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 
@@ -103,8 +115,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         work.run(p, work.chosen(), results, rows)
         return Outputs(out, lse, None), {}
     observe = basic(p.observe)
-    names = {s.name for s in observe}
-    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
+    best = [s for s in observe if isinstance(s, Argmax) or (isinstance(s, TopWeights) and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
     width = min(n for n in (0, *work.BEST) if n >= k)
     shape = p.shape(p.n_q, width)
@@ -112,29 +123,29 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     results = work.KernelResults(
         out,
         lse,
-        None if "entropy" not in names else np.empty_like(lse) if entropy is None else entropy,
-        np.empty_like(lse) if "max" in names else None,
+        None if ENTROPY not in observe else np.empty_like(lse) if entropy is None else entropy,
+        np.empty_like(lse) if Largest() in observe else None,
         np.empty(shape, p.compute) if best else None,
         np.empty(shape, np.int64) if best else None,
     )
     work.run(p, work.chosen(), results, rows)
-    seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
+    seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s in (LSE, ENTROPY, Largest())}
     for s in best:
         assert results.values is not None
         assert results.indices is not None
         values, indices = (np.ascontiguousarray(x[..., : s.of or 1]) for x in (results.values, results.indices))
-        seen[s] = indices[..., 0] if s.name == "argmax" else Top(values, indices)
-    passed = tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled"))
+        seen[s] = indices[..., 0] if isinstance(s, Argmax) else s.result([values, indices])
+    passed = tuple(s for s in observe if isinstance(s, Visible | Received | WeightByDistance | Pooled))
     if passed:
         from regard.engines.cpu.schedule.second_work import second_pass
 
         seen |= second_pass(p, work.chosen(), lse, passed)
     from regard.engines.tiled import forward_pass as tiled
 
-    many = tuple(s for s in observe if s.name == "top" and s not in seen)
+    many = tuple(s for s in observe if isinstance(s, TopWeights) and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
-    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s.name == "weights_of"))
+    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if isinstance(s, WeightsOf)))
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 

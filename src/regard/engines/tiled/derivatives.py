@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import Statistic
+from regard.core.statistics import ENTROPY
 from regard.engines.tiled.forward_pass import BlockLse, forward, in_order, rows_of, spread_blocks, weight
 from regard.engines.tiled.tiles import BLOCK_Q, SPLIT_TILES, Chunk, QueryBlock, masked, product
 from regard.rules import Node, Table, reading, tangent
@@ -219,7 +219,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
     Given outputs are not computed again. If their entropy is None, so is its tangent.
     """
     if outputs is None:
-        outputs, _ = forward(replace(p, observe=(Statistic("entropy"),)))
+        outputs, _ = forward(replace(p, observe=(ENTROPY,)))
     along = InputTangents(p, t)
 
     def begin(saved: BlockOutputs) -> tuple[Any, ChunkTangents]:

@@ -11,7 +11,23 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Outputs, Problem
-from regard.core.statistics import Profile, Statistic, Top, bin_edges, pooled
+from regard.core.statistics import (
+    ENTROPY,
+    LSE,
+    VISIBLE,
+    Argmax,
+    Entropy,
+    Largest,
+    Pooled,
+    Received,
+    Statistic,
+    TopWeights,
+    Visible,
+    WeightByDistance,
+    WeightsOf,
+    bin_edges,
+    pooled,
+)
 from regard.engines.observed import basic, complete
 from regard.engines.tiled.tiles import (
     BAND,
@@ -62,51 +78,43 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     Entropy is None unless it is observed. rows: the rows that are needed, at least; None for all.
     """
     observe = basic(p.observe)
-    names = {s.name for s in observe}
     out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
-    seen: dict[Statistic, Any] = {}
-    for s in observe:
-        if s.name in ("entropy", "max"):
-            seen[s] = np.empty_like(lse)
-        elif s.name in ("argmax", "visible"):
-            seen[s] = np.empty(lse.shape, np.int64)
-        elif s.name == "top":
-            seen[s] = Top(np.empty((*lse.shape, s.of), p.compute), np.empty((*lse.shape, s.of), np.int64))
-    k = max((s.of if s.name == "top" else 1 for s in seen if s.name in ("top", "argmax")), default=0)
+    seen = {s: s.empty(p.sizes, p.compute) for s in observe if type(s) in OF_BLOCK}
+    k = max((1 if s.of is None else s.of for s in seen if isinstance(s, Argmax | TopWeights)), default=0)
 
     def work(block: QueryBlock) -> None:
         top = TopKeys(block, k) if k else None
-        softmax = OnlineSoftmax(block, "entropy" in names)
+        softmax = OnlineSoftmax(block, ENTROPY in seen)
         visible = np.zeros((*block.head_shape, BLOCK_Q), np.int64)
         for chunk in block.chunks():
             S = chunk.scores(chunk.raw())
             if top is not None:
                 top.add(chunk, S)
-            if "visible" in names:
+            if VISIBLE in seen:
                 visible += np.count_nonzero(S != -np.inf, axis=(2, 4))
             softmax.add(chunk, S)
         O, log_sum = softmax.finish()
         rows_of(block, out, 2)[...] = O[:, :, block.valid].astype(p.dtype)
         rows_of(block, lse, 1)[...] = log_sum[:, :, block.valid]
         for s, found in seen.items():
-            if s.name == "entropy":
-                rows_of(block, found, 1)[...] = softmax.entropy()[:, :, block.valid]
-            elif s.name == "visible":
-                rows_of(block, found, 1)[...] = visible[:, :, block.valid]
-            elif s.name == "max":
-                rows_of(block, found, 1)[...] = softmax.weight(softmax.m)[:, :, block.valid]
-            elif top is not None and s.name == "argmax":
-                rows_of(block, found, 1)[...] = top.indices[:, :, block.valid, 0]
-            elif top is not None:
-                values = softmax.weight(top.values)
-                rows_of(block, found.values, 2)[...] = values[:, :, block.valid, : s.of]
-                rows_of(block, found.indices, 2)[...] = top.indices[:, :, block.valid, : s.of]
+            for whole, part in zip(s.split(found), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
+                rows_of(block, whole, part.ndim - 2)[...] = part[:, :, block.valid]
 
     spread_blocks(p, work, rows)
-    seen[Statistic("lse")] = lse
+    seen[LSE] = lse
     seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
     seen = complete(p, lse, seen, lambda p: forward(p, rows))
-    return Outputs(out, lse, seen.get(Statistic("entropy"))), seen
+    return Outputs(out, lse, seen.get(ENTROPY)), seen
+
+
+OF_BLOCK: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {
+    Entropy: lambda s, softmax, top, visible: (softmax.entropy(),),
+    Visible: lambda s, softmax, top, visible: (visible,),
+    Largest: lambda s, softmax, top, visible: (softmax.weight(softmax.m),),
+    Argmax: lambda s, softmax, top, visible: (top.indices[..., 0],),
+    TopWeights: lambda s, softmax, top, visible: (softmax.weight(top.values)[..., : s.of], top.indices[..., : s.of]),
+}
+"""The statistics of a query block, of its own rows: (kv heads, group, BLOCK_Q, ...) each."""
 
 
 class OnlineSoftmax:
@@ -294,39 +302,24 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
 
     They are sums over queries, maps, and single rows.
     """
-    c = p.compute
-    seen: dict[Statistic, Any] = {}
-    for s in observe:
-        if s.name == "received":
-            seen[s] = np.zeros(p.shape(p.n_k), c)
-        elif s.name == "profile":
-            seen[s] = Profile(np.zeros(p.shape(p.extents.diagonals), c), p.extents.distances)
-        elif s.name == "pooled":
-            seen[s] = np.zeros(p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k)), c)
-        else:
-            assert s.name == "weights_of"
-            seen[s] = weights(p, lse, s.of, range(p.n_k))
-    sums = [(s, found.values if s.name == "profile" else found) for s, found in seen.items() if s.name != "weights_of"]
+    seen: dict[Statistic, Any] = {s: weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
+    sums = {s: np.zeros(s.shapes(p.sizes)[0], p.compute) for s in observe if type(s) in ADD}
 
     def work(heads: HeadBlock) -> None:
-        totals = [(s, heads.own(found)) for s, found in sums]
+        totals = [(s, heads.own(total)) for s, total in sums.items()]
         for block in heads.blocks:
             block_lse = BlockLse(block, lse)
             for chunk in block.chunks():
                 P = block_lse.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.head_shape, BLOCK_Q, -1)
                 for s, total in totals:
-                    if s.name == "received":
-                        total[..., chunk.in_call] += P[..., block.valid, chunk.valid].sum(axis=-2)
-                    elif s.name == "profile":
-                        add_diagonals(total, P, block.start - chunk.start + p.n_k - 1)
-                    else:
-                        add_bins(total, s, P[..., block.valid, chunk.valid], block.in_call, chunk.in_call, p)
+                    ADD[type(s)](s, total, P, block, chunk)
 
     if sums:
         spread_numpy(work, head_blocks(p), threads_for(p))
-    for s, total in sums:
-        if s.name == "pooled" and s.of[2] == "mass":
-            total /= np.diff(bin_edges(s.of[0], p.n_q)).astype(c)[:, None]
+    for s, total in sums.items():
+        if isinstance(s, Pooled) and not s.largest:
+            total /= np.diff(bin_edges(s.of[0], p.n_q)).astype(p.compute)[:, None]
+        seen[s] = s.result([total, p.extents.distances][: len(s.parts)])
     return seen
 
 
@@ -340,11 +333,14 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
     return found[mass], found[largest]
 
 
-def add_diagonals(total: Array, P: Array, middle: int) -> None:
-    """Add the sums of P (..., n, m) along its diagonals to `total`.
+def add_received(s: Statistic, total: Array, P: Array, block: QueryBlock, chunk: Chunk) -> None:
+    """Add the weights of a chunk to those that its keys received."""
+    total[..., chunk.in_call] += P[..., block.valid, chunk.valid].sum(axis=-2)
 
-    The diagonal of P[0, 0] goes to total[..., middle]. Diagonals outside of `total` have to be 0.
-    """
+
+def add_diagonals(s: Statistic, total: Array, P: Array, block: QueryBlock, chunk: Chunk) -> None:
+    """Add the sums of P (..., n, m) along its diagonals. Those outside of `total` have to be 0."""
+    middle = block.start - chunk.start + block.p.n_k - 1  # where the diagonal of P[0, 0] goes
     n, m = P.shape[-2:]
     # Read as rows one number shorter than the padded ones, each row is shifted by one more.
     skewed = np.zeros((*P.shape[:-2], n, m + n), P.dtype)
@@ -355,17 +351,26 @@ def add_diagonals(total: Array, P: Array, middle: int) -> None:
     total[..., low:high] += sums[..., low - first : high - first]
 
 
-def add_bins(total: Array, s: Statistic, P: Array, rows: slice, cols: slice, p: Problem) -> None:
-    """Add P of `rows` × `cols` of the call to the bins of a map, or take the maximum."""
-    number_of_rows, number_of_cols, reduction = s.of
+def add_bins(s: Pooled, total: Array, P: Array, block: QueryBlock, chunk: Chunk) -> None:
+    """Add the weights of a chunk to the bins of a map, or take the maximum."""
+    p = block.p
     (row, row_starts), (col, col_starts) = (
         touched(bin_edges(number, n), part)
-        for number, n, part in ((number_of_rows, p.n_q, rows), (number_of_cols, p.n_k, cols))
+        for number, n, part in ((s.of[0], p.n_q, block.in_call), (s.of[1], p.n_k, chunk.in_call))
     )
-    operation: Any = np.maximum if reduction == "max" else np.add
-    part = operation.reduceat(operation.reduceat(P, col_starts, axis=-1), row_starts, axis=-2)
+    operation: Any = np.maximum if s.largest else np.add
+    part = operation.reduceat(P[..., block.valid, chunk.valid], col_starts, axis=-1)
+    part = operation.reduceat(part, row_starts, axis=-2)
     bins = total[..., row, col]
     operation(bins, part, out=bins)
+
+
+ADD: dict[type[Statistic], Callable[..., None]] = {
+    Received: add_received,
+    WeightByDistance: add_diagonals,
+    Pooled: add_bins,
+}
+"""The statistics that are sums, or maxima, over queries."""
 
 
 def touched(edges: Array, part: slice) -> tuple[slice, Array]:

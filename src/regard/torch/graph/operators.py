@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regard.core.statistics import ENTROPY, INTEGERS, LSE, Sizes
 from regard.ops.attention import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
@@ -89,24 +90,17 @@ def attention_fake(given: list[Any], text: str) -> Results:
     size, q = CallSizes.of(call, [x.shape for x in given]), given[0]
     checked_shapes(call, given)
     lead, heads, n_q, n_k = size.lead, size.heads, size.n_q, size.n_k
-    rows = (*lead, heads, n_q)
     matrix = (n_q, heads) if size.positions_first else (heads, n_q)
     real = torch.float64 if q.dtype is torch.float64 else torch.float32
-    results = [q.new_empty((*rows, n_k) if call.weights else (*lead, *matrix, size.value))]
-    shapes = {"received": (*lead, heads, n_k), "group_received": (*lead, size.groups, n_k)}
-    shapes |= {"profile": (*lead, heads, n_q + n_k - 1), "distances": (*lead, 1, n_q + n_k - 1)}
-    own: dict[str, list[Any]] = {}
-    for s in call.observe:
-        if s.name == "top":
-            own.setdefault("values", []).append((*rows, s.of))
-            own.setdefault("indices", []).append((*rows, s.of))
-        elif s.name == "pooled":
-            own.setdefault("pooled", []).append((*lead, heads, min(s.of[0], n_q), min(s.of[1], n_k)))
-        elif s.name == "weights_of":
-            own.setdefault("weights_of", []).append((*lead, heads, len(s.of), n_k))
-    for name in call.results[1:]:
-        shape = own[name].pop(0) if name in own else shapes.get(name, rows)
-        results.append(q.new_empty(shape, dtype=torch.int64 if name in kernels.INTEGERS else real))
+    result = (*lead, heads, n_q, n_k) if call.weights else (*lead, *matrix, size.value)
+    rows = (*lead, heads, n_q)
+    observed = Sizes(lead, heads, size.groups, n_q, n_k)
+    others = [] if call.weights else [s for s in call.observe if s not in (LSE, ENTROPY)]
+    first = len(call.results) - 1 - sum(len(s.parts) for s in others)  # lse, and entropy if it is observed
+    shapes = [*([rows] * first), *(shape for s in others for shape in s.shapes(observed))]
+    results = [q.new_empty(result)]
+    for name, shape in zip(call.results[1:], shapes, strict=True):
+        results.append(q.new_empty(shape, dtype=torch.int64 if name in INTEGERS else real))
     return results
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-from regard.core.statistics import Statistic
+from regard.core.statistics import statistic
 from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
 from regard.rules.expression import rebuild
 from regard.rules.masks import Requirement, foreign
@@ -194,7 +194,7 @@ def _read(text: str) -> TensorCall:
         tuple(x if isinstance(x, str) else slots[x] for x in given[name]) for name in ("floats", "others")
     )
     options = {name: frozen(x) for name, x in given["options"].items()}
-    observe = tuple(Statistic(name, observed(of)) for name, of in given["observe"])
+    observe = tuple(statistic(name, observed(of)) for name, of in given["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
     call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"])
     _texts[call] = text

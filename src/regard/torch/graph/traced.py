@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
-from regard.core.statistics import Statistic, of_engine
+from regard.core.statistics import of_engine, statistic
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
@@ -273,10 +273,10 @@ def attention(
     numbers = {name: fixed(x) for name, x in options.items() if name not in ("mask", "score", *names)}
     seeded = bool(options.get("dropout")) and options.get("seed") is None
     seen = [(s, None) if isinstance(s, str) else (s.name, fixed(s.of)) for s in observe]
-    for name, _ in seen:
-        if name == "mass":
-            raise NotImplementedError("regard.mass is not observed in a graph that is traced")
-    observed = [Statistic(*s) for s in seen]
+    observed = [statistic(*s) for s in seen]
+    for s in observed:
+        if s.rules:
+            raise NotImplementedError(f"regard.{s.name} is not observed in a graph that is traced")
     computed = tuple([(s.name, s.of) for s in of_engine(observed)])
     masked, scored = None if mask is None else mask.name, None if score is None else score.name
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.parts import part_of
-from regard.core.statistics import Statistic
+from regard.core.statistics import Received, WeightByDistance, statistic
 from regard.viewer.scene.scenes import BAND, BLOCK, Head
 
 Floats = NDArray[np.float64]
@@ -50,7 +50,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     progress: called with the share of queries that is done.
     """
     p, n_q, n_k = head.problem, head.n_q, head.n_k
-    wanted = [Statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
+    wanted = [statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
     received, by_distance = np.zeros(n_k), np.zeros(n_q + n_k - 1)
     rows: dict[str, list[Floats]] = {"lse": [], "entropy": [], "normalized_entropy": []}
     band = max(1, BAND // (n_k * BLOCK)) * BLOCK
@@ -63,9 +63,9 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         rows["lse"].append(outputs.lse[0])
         head.learn(start, outputs.lse[0])
         for name in ("entropy", "normalized_entropy"):
-            rows[name].append(found[Statistic(name)][0])
-        received += found[Statistic("received")][0]
-        values = found[Statistic("profile")].values[0]
+            rows[name].append(found[statistic(name)][0])
+        received += found[Received()][0]
+        values = found[WeightByDistance()].values[0]
         by_distance[start : start + len(values)] += values
     whole = {name: np.concatenate(parts) for name, parts in rows.items()}
     first = head.weights(range(n_q), range(1))[:, 0]

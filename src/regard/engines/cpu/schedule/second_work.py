@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.core.parts import scores_alone
 from regard.core.problem import Problem
-from regard.core.statistics import Profile, Statistic, bin_edges
+from regard.core.statistics import Pooled, Received, Statistic, WeightByDistance, bin_edges
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
@@ -44,9 +44,10 @@ def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic
     Each shape of maps takes a pass.
     """
     found: dict[Statistic, Any] = {}
-    sums = tuple(s for s in observe if s.name != "pooled")
-    for shape in dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or [(1, 1)]:
-        mine = tuple(s for s in observe if s.name == "pooled" and s.of[:2] == shape)
+    maps = [s for s in observe if isinstance(s, Pooled)]
+    sums = tuple(s for s in observe if not isinstance(s, Pooled))
+    for shape in dict.fromkeys(s.of[:2] for s in maps) or [(1, 1)]:
+        mine = tuple(s for s in maps if s.of[:2] == shape)
         found |= Pass(p, target, lse, mine if found else (*sums, *mine), shape).result()
     return found
 
@@ -87,7 +88,7 @@ class Pass:
         p = self.p
         number = max(1, min(PARTIAL_SUMS // max(1, p.batch * p.heads), p.n_q // (8 * self.spec.lanes)))
         even = np.linspace(0, p.n_q, number + 1).astype(np.int64)
-        if any(s.name == "pooled" for s in self.observe):
+        if any(isinstance(s, Pooled) for s in self.observe):
             even = self.row_edges[np.searchsorted(self.row_edges, even)]
         return list(dict.fromkeys(even.tolist()))
 
@@ -119,15 +120,15 @@ class Pass:
 
         def value(s: Statistic) -> Any:
             x = totals[field_of(s)]
-            if s.name == "received":
+            if isinstance(s, Received):
                 first = p.origin[2] % KEYS
                 x = x.sum(axis=1)[:, first : first + p.n_k]
-            elif s.name == "profile":
+            elif isinstance(s, WeightByDistance):
                 x = x.sum(axis=1)[:, KEYS : KEYS + p.extents.diagonals]
             elif field_of(s) == "mass":
                 x /= np.diff(self.row_edges).astype(x.dtype)[:, None]
             made = np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
-            return Profile(made, p.extents.distances) if s.name == "profile" else made
+            return s.result([made, p.extents.distances][: len(s.parts)])
 
         return {s: value(s) for s in self.observe}
 
@@ -196,7 +197,8 @@ def second_spec(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> S
 
 
 def field_of(s: Statistic) -> str:
-    return s.name if s.name != "pooled" else {"mass": "mass", "max": "max_map"}[s.of[2]]
+    """Return the operand of the kernel that holds a statistic."""
+    return s.name if not isinstance(s, Pooled) else "max_map" if s.largest else "mass"
 
 
 def source(spec: SecondPassSpec, target: Target, name: str = "second") -> str:

@@ -17,7 +17,7 @@ from llvmlite import binding as llvm
 
 from regard.core.parts import scores_alone
 from regard.core.problem import Problem
-from regard.core.statistics import Statistic
+from regard.core.statistics import ENTROPY, Argmax, Statistic, TopWeights
 from regard.engines.cpu import WIDEST, supports
 from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
@@ -78,8 +78,8 @@ def module(
     if reason is not None:
         raise ValueError(f"a module takes {reason}")
     rules = programs(p)
-    entropy = any(s.name == "entropy" for s in observe)
-    wanted = max((s.of or 1 for s in observe if s.name in ("argmax", "top")), default=0)
+    entropy = ENTROPY in observe
+    wanted = max((s.of or 1 for s in observe if isinstance(s, Argmax | TopWeights)), default=0)
     best = min(n for n in (0, *BEST) if n >= wanted)
     specs: dict[str, KernelSpec] = {}
     if forward:

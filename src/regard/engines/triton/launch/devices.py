@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from regard.core.problem import Differential, Outputs, Problem, device_of
-from regard.core.statistics import Statistic, each_array, pooled
+from regard.core.statistics import Argmax, Entropy, Largest, Statistic, Visible, each_array, pooled
 from regard.core.tensors import array, converted, tensor
 from regard.engines.observed import basic, complete
 from regard.engines.triton.launch import derivatives, forward_launch, statistics
@@ -68,7 +68,7 @@ def problem_on(p: Problem, up: Callable[[Array], Array]) -> Problem:
 
 def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
     observe = basic(p.observe)
-    names = frozenset(s.name for s in observe) & {"entropy", "max", "argmax", "visible"}
+    names = frozenset(s.name for s in observe if isinstance(s, Entropy | Largest | Argmax | Visible))
     outputs, found = forward_launch.forward(p, names)
     assert outputs.lse is not None
     seen: dict[Statistic, Any] = {s: found[s.name] for s in observe if s.name in found}

@@ -1,6 +1,6 @@
 """Statistics that need the weights: chunks of rows, in O(n) memory and in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +8,16 @@ import numpy as np
 import torch
 
 from regard.core.problem import Problem
-from regard.core.statistics import Profile, Statistic, Top, bin_edges
+from regard.core.statistics import (
+    Pooled,
+    Received,
+    Statistic,
+    Top,
+    TopWeights,
+    WeightByDistance,
+    WeightsOf,
+    bin_edges,
+)
 from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import weights
 from regard.engines.triton.launch import tuning
@@ -48,27 +57,21 @@ def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]
 
 def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[Statistic, Any]:
     seen: dict[Statistic, Any] = {
-        s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if s.name == "weights_of"
+        s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if isinstance(s, WeightsOf)
     }
     sums = {
-        s: torch.zeros(shape_of(p, s), dtype=tensor(lse).dtype, device=tensor(lse).device)
+        s: torch.zeros(s.shapes(p.sizes)[0], dtype=tensor(lse).dtype, device=tensor(lse).device)
         for s in observe
-        if s.name in ("received", "profile", "pooled")
+        if type(s) in ADD
     }
     for rows, P in chunks(p, lse) if sums else ():
         for s, total in sums.items():
-            ADD[s.name](p, s, rows, P, total)
+            ADD[type(s)](p, s, rows, P, total)
     for s, total in sums.items():
-        if s.name == "pooled" and s.of[2] == "mass":
+        if isinstance(s, Pooled) and not s.largest:
             total /= torch.from_numpy(np.diff(bin_edges(s.of[0], p.n_q)))[:, None].to(total)
-        seen[s] = Profile(array(total), p.extents.distances) if s.name == "profile" else array(total)
-    return seen | {s: top(p, lse, s.of) for s in observe if s.name == "top"}
-
-
-def shape_of(p: Problem, s: Statistic) -> tuple[int, ...]:
-    if s.name == "pooled":
-        return p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k))
-    return p.shape(p.n_k if s.name == "received" else p.extents.diagonals)
+        seen[s] = s.result([array(total), p.extents.distances][: len(s.parts)])
+    return seen | {s: top(p, lse, s.of) for s in observe if isinstance(s, TopWeights)}
 
 
 def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
@@ -84,11 +87,11 @@ def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total:
     total[..., rows.start : rows.start + width] += moved.sum(-2)
 
 
-def add_pooled(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
+def add_pooled(p: Problem, s: Pooled, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
     edges, columns = bin_edges(s.of[0], p.n_q).tolist(), bin_edges(s.of[1], p.n_k).tolist()
     if not p.n_k:
         return
-    largest = s.of[2] == "max"
+    largest = s.largest
     for r, (first, last) in enumerate(pairwise(edges)):
         mine = P[..., max(first - rows.start, 0) : max(last - rows.start, 0), :]
         if mine.shape[-2] and first < rows.stop:
@@ -98,7 +101,11 @@ def add_pooled(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: to
             total[..., r, :] = torch.maximum(total[..., r, :], found) if largest else total[..., r, :] + found
 
 
-ADD = {"received": add_received, "profile": add_diagonals, "pooled": add_pooled}
+ADD: dict[type[Statistic], Callable[..., None]] = {
+    Received: add_received,
+    WeightByDistance: add_diagonals,
+    Pooled: add_pooled,
+}
 
 
 def top(p: Problem, lse: Array, k: int) -> Top:
