@@ -276,7 +276,7 @@ def attention(
     observed = [statistic(*s) for s in seen]
     for s in observed:
         if s.rules:
-            raise NotImplementedError(f"regard.{s.name} is not observed in a graph that is traced")
+            raise NotImplementedError(f"regard.{s.name} is not observed in a graph that is traced{s.instead}")
     computed = tuple([(s.name, s.of) for s in of_engine(observed)])
     masked, scored = None if mask is None else mask.name, None if score is None else score.name
 
