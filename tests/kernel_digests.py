@@ -29,7 +29,7 @@ from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.language import kernel as language
 from regard.engines.cpu.target import cache, instructions
 from regard.engines.cpu.target.instructions import OWN, Target, webassembly
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 ABSENT = {("baseline", "float16"), ("wasm", "float16"), ("wasm", "bfloat16")}  # dtypes that a target has no kernels for

@@ -12,7 +12,7 @@ import numpy as np
 
 import regard
 from regard.core.problem import Outputs, Problem
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from support import assert_gradients, assert_outputs, assert_within
 

@@ -16,7 +16,7 @@ from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.work import source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.viewer.serve import server
 
 X86 = target.native_triple().startswith("x86_64")

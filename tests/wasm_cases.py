@@ -11,7 +11,7 @@ from regard.core.problem import Problem
 from regard.engines import cpu
 from regard.engines.cpu.schedule.second_work import second_spec
 from regard.engines.cpu.target.instructions import chosen
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import Mask
 
 Array = np.ndarray[Any, np.dtype[Any]]

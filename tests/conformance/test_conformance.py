@@ -16,7 +16,7 @@ from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top
 from regard.engines import cpu, engines, tiled, triton
 from regard.engines.tiled import derivatives as tiled_derivatives
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from special import ROWS, SPECIALS, Special, check
 from support import (

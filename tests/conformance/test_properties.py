@@ -17,7 +17,7 @@ import regard
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from support import (
     assert_gradients,

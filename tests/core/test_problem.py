@@ -5,7 +5,7 @@ import pytest
 
 import regard
 from regard.core.problem import Problem
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 
 def problem(n_q: int, n_k: int, **wishes: object) -> Problem:

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.core import rowsums
 from regard.core.tensors import DeviceMemory
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.viewer.scene import sources
 
 RNG = np.random.default_rng(0)

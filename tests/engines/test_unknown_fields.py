@@ -15,7 +15,7 @@ from regard.core import problem
 from regard.core.problem import FUNCTIONS, KNOWS, Outputs, Problem
 from regard.core.problem import Differential as D
 from regard.engines import choose, engines
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 X = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
 O = Outputs(X, X[..., 0].copy(), None)

@@ -10,7 +10,7 @@ import regard
 from regard.bench.cases import case
 from regard.interpret.capture.layers import Layer
 from regard.ops import metric as metrics
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from support import assert_within
 

@@ -10,7 +10,7 @@ import pytest
 import regard
 from regard.cli import main
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, head_blocks
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.ops.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
 from support import traced_memory

@@ -15,7 +15,7 @@ import regard
 from regard.engines import cpu
 from regard.engines.cpu.target.instructions import targets
 from regard.ops import callcache
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import Program, causal, window
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.ops.stepping import steps
 from regard.reference import specification
 from regard.rules import softcap, window

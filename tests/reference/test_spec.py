@@ -9,7 +9,7 @@ import pytest
 import regard
 from regard.bench.cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from regard.rules import Node, Score, Table
 from regard.rules.expression import make, order, substitute

@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from regard.engines import cpu, tiled
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 H, D = 2, 4
 WIDE = np.random.default_rng(0).random((H, 64))

@@ -15,7 +15,7 @@ from regard.core.parts import part_of
 from regard.examplemodel import ExampleModel
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.viewer.data import pyramid
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.scene.sources import Settings, arrays, captured, example

@@ -20,7 +20,7 @@ from regard.jax.task import FIELDS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops import metric as metrics
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import as_mask, as_score, order, rule_text
 from regard.rules.outside import lookups
 

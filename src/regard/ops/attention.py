@@ -1,11 +1,10 @@
-"""The public calls: check once, make one frozen `Problem`, run the first engine."""
+"""The public calls: make one frozen `Problem`, run the first engine that supports it."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast, overload
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,113 +12,18 @@ from regard.arguments.frameworks import dispatched
 from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
 from regard.core.layout import Layout
-from regard.core.problem import Differential, Outputs, Problem, compute_dtype
+from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import ENTROPY, Seen, Statistic
 from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose
 from regard.ops import callcache
 from regard.ops import metric as metrics
 from regard.ops.callcache import ORIGIN, array_operands, signature
-from regard.rules import Mask, Table, type_name
-from regard.rules import causal as causal_rule
+from regard.ops.normalization import checked, prepare, problem_from
+from regard.ops.tangents import differential_out, known_outputs, outputs_in, tangents_in
+from regard.rules import Table
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
-
-
-def problem_from(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: Any = None,
-    scale: float | None = None,
-    metric: Any = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    offset: Any = None,
-    origin: tuple[int, int, int] = ORIGIN,
-    layout: LayoutName = "bhnd",
-    observe: Sequence[str | Statistic] = (),
-) -> Problem:
-    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d).
-
-    Nothing is copied. With a metric, the problem's query is the product of both.
-    """
-    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
-    return _checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
-
-
-def _checked(
-    signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
-    bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
-    metric: Any,
-) -> Problem:  # fmt: skip
-    """Return the problem of a call; calls of a known signature are not checked."""
-    entry = callcache.find(signature)
-    if entry is not None and entry.fields is not None and entry.layout is not None:
-        to_bhnd = entry.layout.to_bhnd
-        return Problem.from_fields(
-            entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
-            mask=causally(mask) if causal else mask, score=score,
-        )  # fmt: skip
-    query, key, value = checks.operands(query, key, value)
-    arranged = Layout.of(query, layout)
-    q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))
-    lead = checks.sizes(q, k, v, (query, key, value))
-    h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
-    rule = checks.mask(mask, lead, h, n_q, n_k)
-    if checks.boolean("causal", causal):
-        rule = causally(rule)
-    p_drop, seed_int = checks.dropout(dropout, seed)
-    factors = None
-    if metric is not None:
-        metrics.fits(checks.array("metric", metric).shape, q.shape)
-        factors = q, metric
-    problem = Problem(
-        query=q if factors is None else metrics.product(*factors),
-        key=k,
-        value=v,
-        lead=lead,
-        mask=rule,
-        score=checks.score(score),
-        bias=checks.bias(bias, lead, h, n_q, n_k),
-        scale=checks.scale(scale, q.shape[-1], compute_dtype(q.dtype)),
-        sink=checks.sink(sink, h),
-        dropout=p_drop,
-        seed=seed_int,
-        offset=checks.offset(offset, lead, n_q, n_k),
-        origin=checks.origin(origin),
-        positions_first=arranged.positions_first,
-        observe=checks.observe(observe),
-        factors=factors,
-    )
-    checks.covers(problem)
-    checks.observable(problem)
-    if signature is None:
-        return problem
-    problem.offset.setflags(write=False)
-    fields = problem.fields_for(signature)
-    if callcache.meet(mask, score):
-        callcache.store(signature, callcache.Entry(arranged, fields))
-    return Problem.from_fields(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
-
-
-_causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
-_causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
-
-
-def causally(mask: Mask | None) -> Mask:
-    """Return `causal() & mask`, the same object for the same mask."""
-    if mask is None:
-        return _causal
-    found = _causally.get(mask)
-    if found is None:
-        found = _causally[mask] = _causal & mask
-    return found
 
 
 @overload
@@ -257,7 +161,7 @@ def attention(
     simple = signed is not None and engine is None and return_weights is False
     if simple and (known := callcache.find(signed)) is not None and known.call is not None:
         return known.call(query, key, value)
-    p = _checked(signed, query, key, value, *options)
+    p = checked(signed, query, key, value, *options)
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
@@ -493,101 +397,3 @@ def attention_vjp_jvp(
     if p.factors is not None:
         second = metrics.gradient_tangents(p, t, chosen.backward(p, primal, ct), second)
     return differential_out(arranged, second), arranged.outputs(tangent)
-
-
-def prepare(
-    query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any], function: str
-) -> tuple[Problem, Layout, Engine]:
-    """Check a call, and choose the engine whose `function` computes it."""
-    p = problem_from(query, key, value, **options)
-    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine, function)
-
-
-def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
-    """Check outputs, cotangents or their tangents, and convert their layout.
-
-    label: how messages name one of them, such as "d{}". lse_dtype: the required dtype of lse and
-    entropy, if any.
-    """
-    rows = arranged.per_head_shape(p.shape(p.n_q))
-    out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
-    lse, entropy = (
-        None if a is None else arranged.rows_to_bhn(checks.shaped(label.format(name), a, rows, lse_dtype))
-        for name, a in (("lse", x.lse), ("entropy", x.entropy))
-    )
-    return Outputs(None if out is None else arranged.to_bhnd(out), lse, entropy)
-
-
-def known_outputs(
-    p: Problem, arranged: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
-) -> Outputs | None:
-    """Check the outputs that the caller gives.
-
-    entropy_for: the argument that needs the entropy, if any. Derivatives take the weights from lse,
-    so it is compared with the scores. Of the output and the entropy only shape and dtype are
-    checked.
-    """
-    if outputs is None:
-        return None
-    if type(outputs) is tuple and len(outputs) in (2, 3) and isinstance(outputs[-1], Seen):
-        seen = outputs[-1]
-        outputs = Outputs(outputs[0], seen.get("lse"), seen.get("entropy"))
-    elif not isinstance(outputs, Outputs):
-        expected = 'a regard.Outputs, or the (out, seen) of attention(..., observe=["lse"])'
-        raise TypeError(f"outputs must be {expected}, got {type_name(outputs)}")
-    for name, needs in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
-        if needs is not None and getattr(outputs, name) is None:
-            raise ValueError(f"outputs.{name} is None, but {needs} needs it")
-    known = outputs_in(p, arranged, "outputs.{}", outputs, p.compute)
-    assert known.lse is not None
-    rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
-    return known
-
-
-def tangents_in(
-    p: Problem, arranged: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
-    dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
-    dmetric: NDArray | None,
-) -> Differential:  # fmt: skip
-    """Check the tangents of inputs, given together or one by one."""
-    single = {
-        "query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables,
-        "metric": dmetric,
-    }  # fmt: skip
-    given: dict[str, Any] = {name: x for name, x in single.items() if x is not None}
-    if tangents is None:
-        return differential_in(p, arranged, "d{}", Differential(**given))
-    if given:
-        names = ", ".join(f"d{name}" for name in given)
-        raise TypeError(f"tangents holds the tangents of all inputs: give it or {names}, not both")
-    return differential_in(p, arranged, "tangents.{}", checks.instance("tangents", tangents, Differential))
-
-
-def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -> Differential:
-    """Check the caller's tangents, and convert their layout.
-
-    label: as in `outputs_in`.
-    """
-    turned: dict[str, NDArray | None] = {}
-    for name in ("query", "key", "value"):
-        x, shape = getattr(t, name), arranged.from_bhnd(getattr(p, name)).shape
-        turned[name] = None if x is None else arranged.to_bhnd(checks.shaped(label.format(name), x, shape, p.dtype))
-    for name in ("bias", "sink", "metric"):
-        x, like = getattr(t, name), getattr(p, name)
-        if x is not None and like is None:
-            raise ValueError(f"{label.format(name)} is given, but this call has no {name}")
-        turned[name] = None if x is None else checks.shaped(label.format(name), x, like.shape)
-    tables = label.format("tables")
-    if not isinstance(t.tables, Mapping):
-        raise TypeError(f"{tables} must map tables to their tangents, got {type_name(t.tables)}")
-    for table, x in t.tables.items():
-        if table not in p.rules.tables:
-            raise ValueError(f"{tables}: {table!r} is not a float table of this call's score")
-        checks.shaped(f"{tables}[{table!r}]", x, table.shape)
-    return Differential(**turned, tables=dict(t.tables))
-
-
-def differential_out(arranged: Layout, g: Differential) -> Differential:
-    """Convert gradients, or their tangents, to the caller's layout."""
-    q, k, v = (None if x is None else arranged.from_bhnd(x) for x in (g.query, g.key, g.value))
-    return replace(g, query=q, key=k, value=v)

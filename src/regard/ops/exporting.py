@@ -20,7 +20,7 @@ from regard.core.statistics import (
     WeightByDistance,
 )
 from regard.core.types import MaskLike, ScoreLike
-from regard.ops.attention import causally
+from regard.ops.normalization import causally
 from regard.rules import as_mask, type_name
 from regard.rules import window as window_rule
 from regard.rules.outside import lookups

@@ -17,7 +17,7 @@ from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
 from regard.ops import metric as metrics
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.runtime.threads import num_threads
 

@@ -13,7 +13,7 @@ from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.problem import Outputs, Problem
 from regard.core.types import LayoutName, MaskLike, ScoreLike
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
 

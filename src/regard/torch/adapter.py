@@ -14,7 +14,7 @@ from regard.core.statistics import Statistic, of_engine
 from regard.core.tensors import tensor
 from regard.ops import attention as calls_on_arrays
 from regard.ops import planning, stepping
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values

@@ -14,7 +14,7 @@ from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import ENTROPY, LSE, Seen, Statistic, asked_for, each_array, of_engine
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign

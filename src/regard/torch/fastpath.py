@@ -15,8 +15,8 @@ from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import choose
 from regard.ops import callcache
-from regard.ops.attention import problem_from
 from regard.ops.callcache import Entry, Signature, signature
+from regard.ops.normalization import problem_from
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team

@@ -18,7 +18,7 @@ from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.spec.tiles import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from support import assert_gradients
 
 RNG = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_tangent_work
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from support import assert_second
 
 DDO = RNG.standard_normal(DO.shape).astype(np.float32)

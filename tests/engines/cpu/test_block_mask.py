@@ -12,7 +12,7 @@ from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, hides
 from regard.engines.cpu.spec.tiles import PART
 from regard.engines.cpu.target.instructions import chosen
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.rules import Ranges, interval
 
 Array = np.ndarray[Any, Any]

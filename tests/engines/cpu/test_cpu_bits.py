@@ -13,7 +13,7 @@ import pytest
 import regard
 from regard.engines.cpu.schedule import forward_spec, stages, work
 from regard.engines.cpu.target.instructions import Target, chosen, targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one split of 1024 keys

@@ -18,7 +18,7 @@ from regard.engines.cpu.language.types import F32, I32
 from regard.engines.cpu.target import cache, permission
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from support import assert_gradients
 
 AMX = targets()["amx"]

@@ -14,7 +14,7 @@ from regard.engines.cpu.schedule import fields, stages, work
 from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))

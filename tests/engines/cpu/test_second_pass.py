@@ -15,7 +15,7 @@ from regard.engines.cpu.schedule.second_work import second_spec
 from regard.engines.cpu.schedule.second_work import source as second_source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

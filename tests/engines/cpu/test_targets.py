@@ -18,7 +18,7 @@ from regard.engines.cpu.schedule.work import source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from support import assert_outputs
 
 HERE = [t.name for t in targets().values() if t.runs]

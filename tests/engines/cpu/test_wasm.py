@@ -19,7 +19,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets, webassembly
 from regard.engines.cpu.wasm.linking import linked
 from regard.engines.cpu.wasm.product import FIELDS, product
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,7 +13,7 @@ from regard.bench.cases import case
 from regard.core.problem import Differential, Outputs
 from regard.engines.triton.launch import derivatives, forward_launch, statistics
 from regard.engines.triton.launch.launching import Launch
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16} | {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 

@@ -21,7 +21,7 @@ from regard.core import tensors as arrays  # noqa: E402
 from regard.engines import triton as engine  # noqa: E402
 from regard.engines.triton.kernels import forward  # noqa: E402
 from regard.engines.triton.launch import forward_launch  # noqa: E402
-from regard.ops.attention import problem_from  # noqa: E402
+from regard.ops.normalization import problem_from  # noqa: E402
 
 KERNELS = {
     80: ["forward", "large query"],

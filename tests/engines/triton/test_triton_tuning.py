@@ -26,7 +26,7 @@ from regard.engines.triton.launch import forward_launch, tuning  # noqa: E402
 from regard.engines.triton.launch.arguments import Work  # noqa: E402
 from regard.engines.triton.launch.launching import Launch  # noqa: E402
 from regard.engines.triton.launch.tuning import TileConfig, TuningSpec, chosen  # noqa: E402
-from regard.ops.attention import problem_from  # noqa: E402
+from regard.ops.normalization import problem_from  # noqa: E402
 
 KERNELS = ("forward", "query", "key_value", "tangent", "rows", "bias", "table", "part")
 H100 = tuning.DeviceTarget(90, "a device")
@@ -324,7 +324,7 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
 
 COMPILED = """
 import numpy as np
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.engines.triton.launch import forward_launch, tuning
 from regard.engines.triton.launch.arguments import Work
 q = np.zeros((1, 64, 32), np.float32)

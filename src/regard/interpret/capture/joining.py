@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.core.layout import Layout
 from regard.interpret.capture.layers import OPTIONS, RULES, Layer
-from regard.ops.attention import causally
+from regard.ops.normalization import causally
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute
 from regard.runtime.arrayfile import Parts

@@ -11,7 +11,8 @@ import numpy as np
 from regard.core import rowsums
 from regard.core.statistics import Seen, Statistic
 from regard.engines import choose
-from regard.ops.attention import attention, problem_from
+from regard.ops.attention import attention
+from regard.ops.normalization import problem_from
 from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, table
 from regard.rules.expression import make, rebuild, substitute
 from regard.runtime.forks import cached_property

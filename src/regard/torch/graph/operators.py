@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.core.statistics import ENTROPY, INTEGERS, LSE, Sizes
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
 from regard.torch.calls import TensorCall

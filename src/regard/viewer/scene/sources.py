@@ -13,7 +13,8 @@ from regard.core import rowsums
 from regard.examplemodel import ExampleModel, Trace
 from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
-from regard.ops.attention import attention, problem_from
+from regard.ops.attention import attention
+from regard.ops.normalization import problem_from
 from regard.viewer.scene.labels import byte_label, byte_tokens
 from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
 

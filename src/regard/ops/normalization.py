@@ -1,0 +1,123 @@
+"""A call made one frozen `Problem`: its arguments checked once, and normalized to (..., h, n, d)."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from regard.core import checks
+from regard.core.layout import Layout
+from regard.core.problem import Problem, compute_dtype
+from regard.core.statistics import Statistic
+from regard.core.types import LayoutName, MaskLike, ScoreLike
+from regard.engines import Engine, choose
+from regard.ops import callcache
+from regard.ops import metric as metrics
+from regard.ops.callcache import ORIGIN, array_operands, signature
+from regard.rules import Mask
+from regard.rules import causal as causal_rule
+
+
+def problem_from(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Any = None,
+    scale: float | None = None,
+    metric: Any = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    offset: Any = None,
+    origin: tuple[int, int, int] = ORIGIN,
+    layout: LayoutName = "bhnd",
+    observe: Sequence[str | Statistic] = (),
+) -> Problem:
+    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d).
+
+    Nothing is copied. With a metric, the problem's query is the product of both.
+    """
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
+    return checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
+
+
+def checked(
+    signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
+    bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
+    metric: Any,
+) -> Problem:  # fmt: skip
+    """Return the problem of a call; calls of a known signature are not checked."""
+    entry = callcache.find(signature)
+    if entry is not None and entry.fields is not None and entry.layout is not None:
+        to_bhnd = entry.layout.to_bhnd
+        return Problem.from_fields(
+            entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
+            mask=causally(mask) if causal else mask, score=score,
+        )  # fmt: skip
+    query, key, value = checks.operands(query, key, value)
+    arranged = Layout.of(query, layout)
+    q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))
+    lead = checks.sizes(q, k, v, (query, key, value))
+    h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
+    rule = checks.mask(mask, lead, h, n_q, n_k)
+    if checks.boolean("causal", causal):
+        rule = causally(rule)
+    p_drop, seed_int = checks.dropout(dropout, seed)
+    factors = None
+    if metric is not None:
+        metrics.fits(checks.array("metric", metric).shape, q.shape)
+        factors = q, metric
+    problem = Problem(
+        query=q if factors is None else metrics.product(*factors),
+        key=k,
+        value=v,
+        lead=lead,
+        mask=rule,
+        score=checks.score(score),
+        bias=checks.bias(bias, lead, h, n_q, n_k),
+        scale=checks.scale(scale, q.shape[-1], compute_dtype(q.dtype)),
+        sink=checks.sink(sink, h),
+        dropout=p_drop,
+        seed=seed_int,
+        offset=checks.offset(offset, lead, n_q, n_k),
+        origin=checks.origin(origin),
+        positions_first=arranged.positions_first,
+        observe=checks.observe(observe),
+        factors=factors,
+    )
+    checks.covers(problem)
+    checks.observable(problem)
+    if signature is None:
+        return problem
+    problem.offset.setflags(write=False)
+    fields = problem.fields_for(signature)
+    if callcache.meet(mask, score):
+        callcache.store(signature, callcache.Entry(arranged, fields))
+    return Problem.from_fields(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
+
+
+_causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
+_causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
+
+
+def causally(mask: Mask | None) -> Mask:
+    """Return `causal() & mask`, the same object for the same mask."""
+    if mask is None:
+        return _causal
+    found = _causally.get(mask)
+    if found is None:
+        found = _causally[mask] = _causal & mask
+    return found
+
+
+def prepare(
+    query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any], function: str
+) -> tuple[Problem, Layout, Engine]:
+    """Check a call, and choose the engine whose `function` computes it."""
+    p = problem_from(query, key, value, **options)
+    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine, function)
