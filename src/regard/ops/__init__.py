@@ -2,7 +2,9 @@
 
 | Module | Contents |
 |---|---|
-| `attention` | attention, its derivatives and weights: check, make a `Problem`, choose an engine, run |
+| `attention` | attention, its derivatives and weights: make a `Problem`, choose an engine, run |
+| `normalization` | a call checked once and made one frozen `Problem` |
+| `tangents` | outputs, cotangents and tangents that a caller gives, checked |
 | `callcache` | the one cache of calls, which skips checks, the choice of an engine and the plan |
 | `merging` | attention over a set of keys from its parts |
 | `multihead`, `linear` | multi-head attention; linear attention |
