@@ -23,6 +23,7 @@ from regard.arguments.values import (
     shown,
     size_text,
 )
+from regard.core.options import ARRAYS
 from regard.core.problem import Problem
 from regard.core.statistics import KINDS, NAMES, Statistic
 from regard.rules import Mask, Score, as_mask, as_score, type_name
@@ -309,7 +310,7 @@ def fits(
         results[f"{s.name} of observe" if s.of is not None else s.name] = s.bytes(p.sizes, real)
     results["weights"] = weights * p.dtype.itemsize
     if gradients:
-        inputs = {"query": p.query, "key": p.key, "value": p.value, "bias": p.trained_bias, "sink": p.sink}
+        inputs = {name: getattr(p, name) for name in ("query", "key", "value", *ARRAYS)} | {"bias": p.trained_bias}
         for name, x in inputs.items():
             results[f"gradient of {name}"] = 0 if x is None else gradients * x.size * x.itemsize
         results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.rules.tables) * real

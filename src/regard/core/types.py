@@ -28,7 +28,7 @@ ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | 
 
 
 class WeightOptions(TypedDict, total=False):
-    """The options of `regard.attention` that determine the weights, in any layout."""
+    """The options of `regard.attention` that determine the weights."""
 
     mask: MaskLike
     causal: bool
@@ -41,10 +41,15 @@ class WeightOptions(TypedDict, total=False):
     origin: tuple[int, int, int]
 
 
-class Options(WeightOptions, total=False):
-    """The options of `regard.attention` that its derivatives take too."""
+class TileOptions(WeightOptions, total=False):
+    """The options of `regard.weights`."""
 
     layout: LayoutName
+
+
+class Options(TileOptions, total=False):
+    """The options of `regard.attention` that its derivatives take too."""
+
     dropout: float
     seed: int | ArrayLike | None
 

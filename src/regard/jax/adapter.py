@@ -10,13 +10,14 @@ import jax
 from regard.arguments.frameworks import Namespace
 from regard.arguments.values import array_type
 from regard.core import checks
+from regard.core.options import RULES
 from regard.core.problem import Problem, compute_dtype
 from regard.core.statistics import Profile, Seen, Statistic, Top, asked_for, of_engine
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
-from regard.jax.task import FIELDS, OUTPUTS, PrimitiveTask, StaticCall, places
+from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops import metric as metrics
@@ -61,7 +62,7 @@ def attention(
     for name, x in (("bias", bias), ("sink", sink)):
         if x is not None:
             operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x
-    for name in ("mask", "score"):
+    for name in RULES:
         if options.get(name) is not None:
             options[name] = (as_mask if name == "mask" else as_score)(options[name])
     if traced(offset) or (isinstance(origin, tuple) and any(map(traced, origin))):
@@ -227,7 +228,7 @@ def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) 
     Query, key, value, bias, sink and metric may be traced, since only their shapes are read.
     """
     given = {"query": query, "key": key, "value": value} | options
-    found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink", "metric")}
+    found = {name: x for name, x in given.items() if name in (*INPUTS, "metric")}
     hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in found.items() if isinstance(x, jax.Array)}
     return planning.plan(**{name: in_numpy("plan", name, x) for name, x in (given | hollow).items()})
 
@@ -237,7 +238,7 @@ def in_numpy(function: str, name: str, x: Any) -> Any:
 
     Raises TypeError for traced arrays.
     """
-    if name in ("mask", "score") and x is not None and not isinstance(x, jax.Array):
+    if name in RULES and x is not None and not isinstance(x, jax.Array):
         x = (as_mask if name == "mask" else as_score)(x)
         read = (y.payload for y in order([x.node]) if y.op in ("gather", "dense"))
         hidden = any(traced(getattr(y, "source", y)) for y in read)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
 from regard.engines import choose
@@ -22,9 +23,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
+INPUTS = ("query", "key", "value", *ARRAYS)
 OUTPUTS = ("out", "lse", "entropy")
 MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
-FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe"})
+FIELDS = frozenset({*RULES, *ARRAYS, "dropout", "positions_first", "observe"})
 """The optional fields of a `Problem` that travel through a compiled program."""
 CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
 
@@ -372,12 +374,12 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
         return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
 
     def tangents(prefix: str) -> Differential:
-        parts = {name: x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink")}
+        parts = {name: x.get(prefix + name) for name in INPUTS}
         given = {t: x[prefix + name] for name, t in tables.items() if prefix + name in x}
         return Differential(**parts, tables=given)
 
     def gradients(g: Differential) -> list[tuple[str, Array]]:
-        found = {name: getattr(g, name) for name in ("query", "key", "value", "bias", "sink")}
+        found = {name: getattr(g, name) for name in INPUTS}
         found |= {name: g.tables[t] for name, t in tables.items() if t in g.tables}
         return [(name, found[name]) for name, _ in task.wrt]
 
@@ -420,6 +422,7 @@ def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[
     seed = call.seed if call.seed is not None else seed_of(x["seed"])
     trained = {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
     wanted = {name for name, _ in task.wrt} or {"bias", *trained}
+    arrays: dict[str, Any] = {name: x.get(name) for name in ARRAYS}
     p = Problem(
         query=q,
         key=k,
@@ -427,9 +430,8 @@ def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[
         lead=lead,
         mask=mask,
         score=score,
-        bias=x.get("bias"),
         scale=call.scale,
-        sink=x.get("sink"),
+        **arrays,
         dropout=call.dropout,
         seed=seed,
         offset=offset,

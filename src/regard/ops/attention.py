@@ -12,13 +12,14 @@ from regard.arguments.frameworks import dispatched
 from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
 from regard.core.layout import Layout
+from regard.core.options import taking_options
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import ENTROPY, Seen, Statistic
-from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
+from regard.core.types import Array, ArrayLike, Options, TileOptions
 from regard.engines import Engine, choose
 from regard.ops import callcache
 from regard.ops import metric as metrics
-from regard.ops.callcache import ORIGIN, array_operands, signature
+from regard.ops.callcache import array_operands, signature
 from regard.ops.normalization import checked, prepare, problem_from
 from regard.ops.tangents import differential_out, known_outputs, outputs_in, tangents_in
 from regard.rules import Table
@@ -76,26 +77,16 @@ def attention(
     engine: str | None = None, **options: Unpack[Options],
 ) -> Any: ...  # fmt: skip
 @dispatched
+@taking_options()
 def attention(
     query: Array,
     key: Array,
     value: Array,
     *,
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: ArrayLike | None = None,
-    scale: float | None = None,
-    metric: ArrayLike | None = None,
-    sink: ArrayLike | None = None,
-    dropout: float = 0.0,
-    seed: int | ArrayLike | None = None,
-    offset: int | ArrayLike | None = None,
-    origin: tuple[int, int, int] = ORIGIN,
-    layout: LayoutName = "bhnd",
     return_weights: bool = False,
     observe: Sequence[str | Statistic] = (),
     engine: str | None = None,
+    **options: Unpack[Options],
 ) -> Any:
     """Compute exact attention in O(n) memory: softmax(score(scale · Q Kᵀ) + bias) V.
 
@@ -156,16 +147,16 @@ def attention(
     >>> bool(np.allclose(regard.attention(q, k, v, metric=metric), regard.attention(q, k, v)))
     True
     """
-    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
-    signed = signature(array_operands(query, key, value), *options)
+    plain = type(observe) is tuple and not observe
+    signed = signature(array_operands(query, key, value), options) if plain else None
     simple = signed is not None and engine is None and return_weights is False
     if simple and (known := callcache.find(signed)) is not None and known.call is not None:
         return known.call(query, key, value)
-    p = checked(signed, query, key, value, *options)
+    p = checked(signed, query, key, value, {**options, "observe": observe})
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
-    arranged = Layout.of(query, layout)
+    arranged = Layout.of(query, options.get("layout", "bhnd"))
     if simple:
         _cache_call(p, chosen, arranged.out_shape(p))
     outputs, found = chosen.forward(p)
@@ -192,6 +183,7 @@ def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
 
 
 @dispatched
+@taking_options(without=("dropout", "seed", "observe"))
 def weights(
     query: Array,
     key: Array,
@@ -199,17 +191,8 @@ def weights(
     lse: ArrayLike | None = None,
     rows: slice = slice(None),
     cols: slice = slice(None),
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: ArrayLike | None = None,
-    scale: float | None = None,
-    metric: ArrayLike | None = None,
-    sink: ArrayLike | None = None,
-    offset: int | ArrayLike | None = None,
-    origin: tuple[int, int, int] = ORIGIN,
-    layout: LayoutName = "bhnd",
     engine: str | None = None,
+    **options: Unpack[TileOptions],
 ) -> Array:
     """Compute any part of the weights exactly.
 
@@ -229,14 +212,11 @@ def weights(
     >>> tile.shape, round(float(tile[0].sum()), 6)
     ((2, 501), 1.0)
     """
-    p = problem_from(
-        query, key, key, mask=mask, causal=causal, score=score, bias=bias, scale=scale, metric=metric, sink=sink,
-        offset=offset, origin=origin, layout=layout,
-    )  # fmt: skip
+    p = problem_from(query, key, key, **options)
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
-    arranged = Layout.of(query, layout)
+    arranged = Layout.of(query, options.get("layout", "bhnd"))
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:

@@ -22,6 +22,7 @@ A call enters the store when its rules were in an earlier call: rules that are m
 import math
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet, ref
@@ -29,6 +30,7 @@ from weakref import WeakSet, ref
 import numpy as np
 
 from regard.core.layout import Layout
+from regard.core.options import DEFAULTS
 from regard.core.problem import Problem
 from regard.engines.cpu.schedule.fields import address_of
 from regard.rules import Mask, Score
@@ -39,8 +41,9 @@ from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Signature = tuple[Any, ...]
-ORIGIN = (0, 0, 0)
-NOTHING = ()
+NOTHING = object()
+CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "offset": int, "layout": str}
+"""The options that cached calls may have, with the type of their values."""
 SIZE = 128  # signatures of a thread; a call on tensors with a derivative takes two
 _thread = threading.local()
 _met: WeakSet[Rule] = WeakSet()
@@ -63,35 +66,30 @@ class Entry:
     tried: bool = False
 
 
-def signature(
-    operands: tuple[Any, ...] | None, mask: Any = None, causal: Any = False, score: Any = None, bias: Any = None,
-    scale: Any = None, sink: Any = None, dropout: Any = 0.0, seed: Any = None, offset: Any = None,
-    origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = NOTHING, metric: Any = None,
-) -> Signature | None:  # fmt: skip
+def signature(operands: tuple[Any, ...] | None, options: Mapping[str, Any]) -> Signature | None:
     """Return the signature of a call; None if its checks or results depend on more.
 
-    operands: dtypes, shapes and strides, as of `array_operands`. Rules never change, and a dead reference equals no
-    other. So the entry of a deleted rule is never found.
+    operands: dtypes, shapes and strides, as of `array_operands`. options: those given, in the order in which they are
+    given. One that `CACHED` lacks must have its default. Rules never change, and a dead reference equals no other.
+    So the entry of a deleted rule is never found.
     """
-    if not (
-        operands is not None
-        and bias is sink is seed is metric is None
-        and (offset is None or type(offset) is int)
-        and origin is ORIGIN
-        and (observe is NOTHING or (type(observe) is tuple and not observe))
-        and (mask is None or (type(mask) is Mask and not mask.foreign and not mask.dense))
-        and (score is None or (type(score) is Score and not score.foreign and not score.dense))
-        and type(causal) is bool
-        and (scale is None or (type(scale) is float and scale))  # 0.0 equals −0.0
-        and type(dropout) is float
-        and not dropout
-        and type(layout) is str
-    ):
+    if operands is None:
         return None
-    return (
-        operands, mask if mask is None else ref(mask), causal, score if score is None else ref(score), scale, offset,
-        layout, num_threads(), _environment.get(_name),
-    )  # fmt: skip
+    parts: tuple[Any, ...] = ()
+    for name, x in options.items():
+        kind, default = type(x), DEFAULTS.get(name, NOTHING)
+        if x is default or (kind is float and x == default):
+            continue
+        if kind is not CACHED.get(name):
+            return None
+        if kind is Mask or kind is Score:
+            if x.foreign or x.dense:
+                return None
+            x = ref(x)
+        elif kind is float and not x:  # 0.0 equals −0.0
+            return None
+        parts += name, x
+    return operands, parts, num_threads(), _environment.get(_name)
 
 
 def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:

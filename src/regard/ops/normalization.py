@@ -2,76 +2,56 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from regard.core import checks
 from regard.core.layout import Layout
+from regard.core.options import CallOptions
 from regard.core.problem import Problem, compute_dtype
-from regard.core.statistics import Statistic
-from regard.core.types import LayoutName, MaskLike, ScoreLike
 from regard.engines import Engine, choose
 from regard.ops import callcache
 from regard.ops import metric as metrics
-from regard.ops.callcache import ORIGIN, array_operands, signature
+from regard.ops.callcache import array_operands, signature
 from regard.rules import Mask
 from regard.rules import causal as causal_rule
 
 
-def problem_from(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: Any = None,
-    scale: float | None = None,
-    metric: Any = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    offset: Any = None,
-    origin: tuple[int, int, int] = ORIGIN,
-    layout: LayoutName = "bhnd",
-    observe: Sequence[str | Statistic] = (),
-) -> Problem:
+def problem_from(query: Any, key: Any, value: Any, **options: Any) -> Problem:
     """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d).
 
     Nothing is copied. With a metric, the problem's query is the product of both.
     """
-    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
-    return checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
+    return checked(signature(array_operands(query, key, value), options), query, key, value, options)
 
 
 def checked(
-    signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
-    bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
-    metric: Any,
-) -> Problem:  # fmt: skip
+    signature: callcache.Signature | None, query: Any, key: Any, value: Any, options: Mapping[str, Any]
+) -> Problem:
     """Return the problem of a call; calls of a known signature are not checked."""
-    entry = callcache.find(signature)
+    given, entry = CallOptions(**options), callcache.find(signature)
+    mask: Any = given.mask  # of a cached call they are rules
+    score: Any = given.score
     if entry is not None and entry.fields is not None and entry.layout is not None:
         to_bhnd = entry.layout.to_bhnd
         return Problem.from_fields(
             entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
-            mask=causally(mask) if causal else mask, score=score,
+            mask=causally(mask) if given.causal else mask, score=score,
         )  # fmt: skip
     query, key, value = checks.operands(query, key, value)
-    arranged = Layout.of(query, layout)
+    arranged = Layout.of(query, given.layout)
     q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
-    if checks.boolean("causal", causal):
+    if checks.boolean("causal", given.causal):
         rule = causally(rule)
-    p_drop, seed_int = checks.dropout(dropout, seed)
+    p_drop, seed_int = checks.dropout(given.dropout, given.seed)
     factors = None
-    if metric is not None:
-        metrics.fits(checks.array("metric", metric).shape, q.shape)
-        factors = q, metric
+    if given.metric is not None:
+        factors = q, checks.array("metric", given.metric)
+        metrics.fits(factors[1].shape, q.shape)
     problem = Problem(
         query=q if factors is None else metrics.product(*factors),
         key=k,
@@ -79,15 +59,15 @@ def checked(
         lead=lead,
         mask=rule,
         score=checks.score(score),
-        bias=checks.bias(bias, lead, h, n_q, n_k),
-        scale=checks.scale(scale, q.shape[-1], compute_dtype(q.dtype)),
-        sink=checks.sink(sink, h),
+        bias=checks.bias(given.bias, lead, h, n_q, n_k),
+        scale=checks.scale(given.scale, q.shape[-1], compute_dtype(q.dtype)),
+        sink=checks.sink(given.sink, h),
         dropout=p_drop,
         seed=seed_int,
-        offset=checks.offset(offset, lead, n_q, n_k),
-        origin=checks.origin(origin),
+        offset=checks.offset(given.offset, lead, n_q, n_k),
+        origin=checks.origin(given.origin),
         positions_first=arranged.positions_first,
-        observe=checks.observe(observe),
+        observe=checks.observe(given.observe),
         factors=factors,
     )
     checks.covers(problem)

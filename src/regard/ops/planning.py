@@ -5,15 +5,16 @@ from __future__ import annotations  # so that `help` shows the names of types
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
 from regard.arguments.values import size_text
 from regard.core import checks
+from regard.core.options import ARRAYS, taking_options
 from regard.core.problem import Problem
-from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
+from regard.core.types import ArrayLike, Options
 from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
 from regard.ops import metric as metrics
@@ -154,22 +155,10 @@ class Plan:
         return "\n".join(f"{label:9} {text}" for label, text in self.rows())
 
 
-class Setup(TypedDict, total=False):
+class Setup(Options, total=False):
     """The options of `plan`: those of a call, except arrays and sizes."""
 
     dtype: Any
-    mask: MaskLike
-    causal: bool
-    score: ScoreLike
-    bias: ArrayLike | None
-    scale: float | None
-    metric: ArrayLike | None
-    sink: ArrayLike | None
-    dropout: float
-    seed: int | ArrayLike | None
-    offset: int | ArrayLike | None
-    origin: tuple[int, int, int]
-    layout: LayoutName
     engine: str | None
 
 
@@ -193,6 +182,7 @@ def plan(
     **options: Unpack[Setup],
 ) -> Plan: ...
 @dispatched
+@taking_options()
 def plan(
     query: Any = None,
     key: Any = None,
@@ -206,19 +196,8 @@ def plan(
     kv_heads: int | None = None,
     batch: int | None = None,
     dtype: Any = np.float32,
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: Any = None,
-    scale: float | None = None,
-    metric: Any = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    seed: Any = None,
-    offset: Any = None,
-    origin: tuple[int, int, int] = (0, 0, 0),
-    layout: LayoutName = "bhnd",
     engine: str | None = None,
+    **options: Unpack[Options],
 ) -> Plan:
     """Return what `regard.attention` with these arguments costs, and its engine.
 
@@ -260,19 +239,17 @@ def plan(
             raise TypeError(
                 f"plan takes query, key and value, or sizes, not both: got {names[0]} and {next(iter(given))}"
             )
-        positions_first = checks.layout(layout) == "bnhd"
+        positions_first = checks.layout(options.get("layout", "bhnd")) == "bnhd"
         operands = dict(zip(operands, shapes(given, positions_first=positions_first), strict=True))
     elif all(x is None for x in operands.values()):
         raise TypeError("plan takes query, key and value, or sizes such as n=1024, d=64: got neither")
     q, k, v = (_array(name, x, dtype) for name, x in operands.items())
-    p = problem_from(
-        q, k, v, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout, seed=seed,
-        offset=offset, origin=origin, layout=layout,
-    )  # fmt: skip
+    metric = options.pop("metric", None)  # whose product is not computed
+    p = problem_from(q, k, v, **options)
     if metric is not None:
         metrics.fits(checks.array("metric", metric).shape, p.query.shape)
     chosen = choose(p, engine).NAME
-    tiles = _tiles(p)
+    tiles, inputs = _tiles(p), [getattr(p, name) for name in ("query", "key", "value", *ARRAYS)]
     pairs = p.batch * p.heads * p.n_q * p.n_k
     return Plan(
         engine=chosen,
@@ -288,7 +265,7 @@ def plan(
         d_v=p.d_v,
         flops=2 * pairs * (p.d + p.d_v),
         flops_visited=2 * (pairs if chosen == "spec" else tiles.pairs) * (p.d + p.d_v),
-        bytes_read=sum(x.nbytes for x in (p.query, p.key, p.value, p.bias, p.sink) if x is not None),
+        bytes_read=sum(x.nbytes for x in inputs if x is not None),
         bytes_written=p.batch * p.heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
         working_memory=_working_memory(p, chosen),
         naive_memory=pairs * p.dtype.itemsize,

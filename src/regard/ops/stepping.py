@@ -4,15 +4,16 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
 from regard.core import checks
 from regard.core.layout import Layout
+from regard.core.options import taking_options
 from regard.core.problem import Outputs, Problem
-from regard.core.types import LayoutName, MaskLike, ScoreLike
+from regard.core.types import Options
 from regard.ops.normalization import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
@@ -104,24 +105,14 @@ class Steps(Sequence[Step]):
 
 
 @dispatched
+@taking_options()
 def steps(
     query: Array,
     key: Array,
     value: Array,
     *,
-    mask: MaskLike = None,
-    causal: bool = False,
-    score: ScoreLike = None,
-    bias: Array | None = None,
-    scale: float | None = None,
-    metric: Array | None = None,
-    sink: Array | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int | Array | None = None,
-    origin: tuple[int, int, int] = (0, 0, 0),
-    layout: LayoutName = "bhnd",
     dout: Array | None = None,
+    **options: Unpack[Options],
 ) -> Steps:
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
@@ -159,15 +150,12 @@ def steps(
     >>> print(steps["score gradient"].formula)
     dS[i,j] = P[i,j] (dP[i,j] − D[i]) = J[i,j,k] dP[i,k]
     """
-    p = problem_from(
-        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, metric=metric, sink=sink,
-        dropout=dropout, seed=seed, offset=offset, origin=origin, layout=layout,
-    )  # fmt: skip
+    p, score = problem_from(query, key, value, **options), options.get("score")
     rules = score if isinstance(score, Sequence) else () if score is None else (score,)
-    arranged = Layout.of(query, layout)
+    arranged = Layout.of(query, options.get("layout", "bhnd"))
     gradient = None if dout is None else checks.shaped("dout", dout, arranged.out_shape(p), p.dtype)
     with np.errstate(all="ignore"):
-        call = _SteppedCall(p, arranged, scale is None)
+        call = _SteppedCall(p, arranged, options.get("scale") is None)
         steps = [*call.forward([as_score(rule) for rule in rules])]
         return Steps(steps if gradient is None else [*steps, *call.backward(arranged.to_bhnd(gradient))])
 

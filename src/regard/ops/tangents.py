@@ -10,6 +10,7 @@ import numpy as np
 
 from regard.core import checks, rowsums
 from regard.core.layout import Layout
+from regard.core.options import ARRAYS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Seen
 from regard.rules import Table, type_name
@@ -86,7 +87,7 @@ def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -
     for name in ("query", "key", "value"):
         x, shape = getattr(t, name), arranged.from_bhnd(getattr(p, name)).shape
         turned[name] = None if x is None else arranged.to_bhnd(checks.shaped(label.format(name), x, shape, p.dtype))
-    for name in ("bias", "sink", "metric"):
+    for name in (*ARRAYS, "metric"):
         x, like = getattr(t, name), getattr(p, name)
         if x is not None and like is None:
             raise ValueError(f"{label.format(name)} is given, but this call has no {name}")

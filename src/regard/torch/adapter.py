@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from regard.core import checks
+from regard.core.options import ARRAYS, RULES
 from regard.core.statistics import Statistic, of_engine
 from regard.core.tensors import tensor
 from regard.ops import attention as calls_on_arrays
@@ -63,7 +64,7 @@ class TensorArguments:
             raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
         operands = operands_of(query, key, value)
         observed = checks.observe(observe)
-        weighing = {name: checked(name, given[name]) for name in ("bias", "sink") if given.get(name) is not None}
+        weighing = {name: checked(name, given[name]) for name in ARRAYS if given.get(name) is not None}
         for name in ("mask", "offset"):
             if isinstance(given.get(name), np.ndarray):
                 checked(name, given[name])
@@ -77,7 +78,7 @@ class TensorArguments:
             floats=operands | weighing | tables,
             others={x: x.tensor for x in (*scored, *masked) if x not in tables} | numbers | seed,
             options=DEFAULTS | given | {"mask": mask, "score": score, "observe": of_engine(observed)}
-            | dict.fromkeys(("bias", "sink")) | dict.fromkeys(numbers),
+            | dict.fromkeys(ARRAYS) | dict.fromkeys(numbers),
             observe=observed,
             matrices=operands["query"].ndim == 2,
         )  # fmt: skip
@@ -282,11 +283,11 @@ def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) 
     found = {}
     if there:
         tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name != "offset"}
-        rules = (given.get(name) for name in ("mask", "score"))
+        rules = (given.get(name) for name in RULES)
         tensors |= {y: y.tensor for x in rules if isinstance(x, Rule) for y in foreign(x.node)}
         together(tensors)
     for name, x in given.items():
-        if name in ("mask", "score") and x is not None:
+        if name in RULES and x is not None:
             rule = (as_mask if name == "mask" else as_score)(x)
             reads = {id(y): y.tensor for y in foreign(rule.node)}
             found[name] = bind(rule, {n: readable(name, y, constant, there) for n, y in reads.items()}).rule

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.core import checks
+from regard.core import checks, options
 from regard.core.layout import Layout
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import ENTROPY, LSE, Seen, Statistic, asked_for, each_array, of_engine
 from regard.core.tensors import array, converted, on_device
@@ -22,7 +23,7 @@ from regard.runtime.forks import cached_property
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
-DEFAULTS: dict[str, Any] = {name: x for name, x in (problem_from.__kwdefaults__ or {}).items() if name != "observe"}
+DEFAULTS = {name: x for name, x in options.DEFAULTS.items() if name != "observe"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +91,11 @@ class PreparedCall:
         options = dict(call.options)
         tables: dict[Any, Table] = {}
         values = {id(x): array for x, array in given.items() if not isinstance(x, str)}
-        for name in ("mask", "score"):
+        for name in RULES:
             if options[name] is not None and values:
                 options[name], found = bind(options[name], values)
                 tables |= found
-        for name in ("bias", "sink", "offset"):
+        for name in (*ARRAYS, "offset"):
             if name in given:
                 options[name] = given[name]
         if "seed" in given:
@@ -143,7 +144,7 @@ class PreparedCall:
         q, k, v = (given.get(name) for name in ("query", "key", "value"))
         tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
         q, k, v = (None if x is None else self.layout.to_bhnd(x) for x in (q, k, v))
-        return Differential(q, k, v, given.get("bias"), given.get("sink"), tables)
+        return Differential(q, k, v, tables=tables, **{name: given.get(name) for name in ARRAYS})
 
     def gradients(self, g: Differential) -> list[Array | None]:
         """Return the arrays of a differential in the order of `floats`."""
@@ -180,7 +181,7 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
     """
     first, size = options["origin"][0], math.prod(lead[folded:])
     changed: dict[str, Any] = {}
-    for name in ("mask", "score"):
+    for name in RULES:
         rule = options[name]
         if rule is None or "b" not in reads(rule.node):
             continue

@@ -11,6 +11,7 @@ import torch
 
 from regard.core import checks
 from regard.core.layout import Layout
+from regard.core.options import RULES
 from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import choose
@@ -140,18 +141,18 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
     options: those of `regard.attention`.
     """
     if not options:
-        return signature(tensor_operands(q, k, v, True))
+        return signature(tensor_operands(q, k, v, True), options)
     if not options.keys() <= OPTIONS:
         return None
     operands, dense = tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS), dense_of(options)
     for name, x in dense.items():
         operands = with_dense(operands, name, x)
     others = {name: x for name, x in options.items() if name not in dense} if dense else options
-    for name in ("mask", "score"):
+    for name in RULES:
         rule = others.get(name)
         if rule is not None and not (isinstance(rule, Rule) and callcache.met(rule)):
             return None
-    return signature(operands, **others)
+    return signature(operands, others)
 
 
 def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:

@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from regard.core import rowsums
+from regard.core.options import AFTER_WEIGHTS, CallOptions
 from regard.core.statistics import Seen, Statistic
 from regard.engines import choose
 from regard.ops.attention import attention
@@ -19,7 +20,7 @@ from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-OPTIONS = ("mask", "causal", "score", "bias", "scale", "sink", "offset", "origin")
+OPTIONS = tuple(name for name in CallOptions._fields if name not in (*AFTER_WEIGHTS, "metric"))
 RULES: dict[str, Any] = {"mask": (Mask, as_mask), "score": (Score, as_score)}
 
 

@@ -126,7 +126,7 @@ def scaled_dot_product_attention(
             raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
         options["mask" if attn_mask.dtype is torch.bool else "bias"] = _mask(attn_mask, query)
     elif is_causal:
-        options.update(causal=True, offset=0)
+        options.update(CAUSAL)
     if scale is not None:
         options["scale"] = scale
     if 0.0 < dropout_p < 1.0:
@@ -157,9 +157,7 @@ def _cached(
         name = "mask" if attn_mask.dtype is torch.bool else "bias"
         operands = with_dense(tensor_operands(query, key, value, steps=False), name, attn_mask)
         dense = (attn_mask,)
-    # By position, because names take longer: mask, causal, score, bias, scale, sink, dropout, seed, offset.
-    offset = 0 if is_causal else None
-    entry = entries().get(signature(operands, None, is_causal, None, None, scale, None, 0.0, None, offset))
+    entry = entries().get(signature(operands, _options(is_causal, scale)))
     if entry is None or entry.call is None or not undifferentiated(query, key, value, *dense):
         return None
     call = entry.call.cached
@@ -167,6 +165,15 @@ def _cached(
         return None
     out: torch.Tensor = call.output(query, key, value, *dense)
     return out
+
+
+CAUSAL = {"causal": True, "offset": 0}
+
+
+def _options(is_causal: bool, scale: float | None) -> dict[str, Any]:
+    """Return the options of a call, in the order in which its signature has them."""
+    options: dict[str, Any] = CAUSAL if is_causal else {}
+    return options if scale is None else options | {"scale": scale}
 
 
 def _handed_over(

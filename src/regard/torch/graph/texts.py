@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
+from regard.core.options import RULES
 from regard.core.statistics import statistic
 from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
 from regard.rules.expression import rebuild
@@ -158,7 +159,7 @@ def text_of_call(call: TensorCall) -> str:
             floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
             others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
             observe=[[s.name, s.of] for s in call.observe], folded=call.folded,
-            options={name: x for name, x in call.options.items() if name not in ("mask", "score", "observe")},
+            options={name: x for name, x in call.options.items() if name not in (*RULES, "observe")},
         )  # fmt: skip
         _calls[found] = call
     return found

@@ -12,6 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
+from regard.core.options import RULES
 from regard.core.statistics import of_engine, statistic
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
@@ -101,7 +102,7 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
         given = dict(zip(("array", "name"), args, strict=False)) | kwargs
         attribute = given.get("name")
         return given["array"] if attribute is None else getattr(given["array"], attribute)
-    if name in ("mask", "score"):
+    if name in RULES:
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
     args = [shaped(name, x) for x in args]
     kwargs = {key: shaped(name, x) for key, x in kwargs.items()}
@@ -270,7 +271,7 @@ def attention(
             (floats if trains[-1] else others).append(x)
     if mask is not None:
         others += mask.tensors
-    numbers = {name: fixed(x) for name, x in options.items() if name not in ("mask", "score", *names)}
+    numbers = {name: fixed(x) for name, x in options.items() if name not in (*RULES, *names)}
     seeded = bool(options.get("dropout")) and options.get("seed") is None
     seen = [(s, None) if isinstance(s, str) else (s.name, fixed(s.of)) for s in observe]
     observed = [statistic(*s) for s in seen]
