@@ -147,8 +147,14 @@ def test_arrays_of_a_device_are_read_row_by_row(monkeypatch: pytest.MonkeyPatch)
         "sink": RNG.standard_normal(6),
         "bias": RNG.standard_normal((40, 50)),
     }
-    there = {name: np.asarray(DeviceMemory(torch.from_numpy(x))) for name, x in options.items() if name != "score"}
-    q, k, lse = (np.asarray(DeviceMemory(torch.from_numpy(x))) for x in (Q, K, lse_of(Q, K, **options)))
+
+    def on_device(x: Any) -> Any:
+        memory = DeviceMemory.from_address(x.ctypes.data)
+        memory.tensor = torch.from_numpy(x)
+        return np.ndarray(x.shape, x.dtype, memory)
+
+    there = {name: on_device(x) for name, x in options.items() if name != "score"}
+    q, k, lse = (on_device(np.ascontiguousarray(x)) for x in (Q, K, lse_of(Q, K, **options)))
     p = problem_from(q, k, k, score=options["score"], **there)
     assert p.device is not None
     copied: list[int] = []

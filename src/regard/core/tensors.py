@@ -3,6 +3,8 @@
 The engine for GPUs and the adapter of PyTorch use it alike.
 """
 
+import ctypes
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -30,38 +32,65 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
     ]
 }
 DEVICES = ("cuda",)  # the host does not read their memory
+UNREAD = 64  # the address of an empty array
 
 
-class DeviceMemory:
+class HostMemory(ctypes.Array[ctypes.c_char]):
+    """The memory of a tensor, for an array of one call.
+
+    It keeps the tensor alive, but not its storage, which FSDP frees with `resize_(0)`. After `Tensor.numpy` a storage
+    can never be resized. `np.from_dlpack` takes 2.2 µs and no bfloat16; this takes 0.9 µs.
+    """
+
+    _type_ = ctypes.c_char
+    _length_ = sys.maxsize
+    __slots__ = ("tensor",)
+    tensor: torch.Tensor
+    lies_on: Any = None
+
+
+class DeviceMemory(HostMemory):
     """The memory of a tensor on a device, for arrays that are never read.
 
     They have shapes, strides and addresses.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.lies_on, self.address = tensor, tensor.device, tensor.data_ptr()
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "strides": tuple(step * size for step in tensor.stride()),
-            "typestr": f"|V{size}" if tensor.dtype is torch.bfloat16 else NUMPY[tensor.dtype].str,
-            "data": (self.address or 1, False),  # an empty array's address is never used
-        }
+    __slots__ = ()
+
+    @property
+    def lies_on(self) -> torch.device:
+        return self.tensor.device
 
 
 def array(x: torch.Tensor) -> Array:
     """Return a NumPy view of a tensor; a lazy conjugate or negation is resolved first.
 
-    The array of a tensor on a device has its address, and must not be read.
+    The view is for one call: reading it after the tensor's storage was freed would crash. The array of a tensor on a
+    device has its address, and must not be read.
     """
-    if x.device.type in DEVICES:
-        found: Array = np.asarray(DeviceMemory(x.detach().resolve_conj().resolve_neg()))
-        return found.view(BFLOAT16) if x.dtype is torch.bfloat16 else found
-    if x.dtype is torch.bfloat16:
-        x = x.detach().view(torch.uint16)
-        return x.numpy(force=True).view(BFLOAT16)
-    return x.numpy(force=True)
+    address = x.data_ptr()
+    if x.is_neg() or x.is_conj() or (not address and x.numel()):
+        return array(stored(x))
+    owner: Any = (HostMemory if x.is_cpu else DeviceMemory).from_address(address or UNREAD)  # a buffer, unlike its type
+    owner.tensor = x
+    shape, dtype = tuple(x.shape), NUMPY[x.dtype]  # NumPy reads a tuple in half the time of a torch.Size
+    if x.is_contiguous():
+        return np.ndarray(shape, dtype, owner)
+    size = dtype.itemsize
+    return np.ndarray(shape, dtype, owner, 0, [step * size for step in x.stride()])
+
+
+def stored(x: torch.Tensor) -> torch.Tensor:
+    """Store the numbers of a tensor that is lazily negated, conjugated or zero.
+
+    Raises ValueError for a tensor without a storage.
+    """
+    if not x.untyped_storage().nbytes():
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} has no numbers: its storage was freed, as FSDP frees parameters outside "
+            "of their module's forward and backward; give it inside, or call unshard() first"
+        )
+    return x.detach().resolve_conj().resolve_neg().clone()
 
 
 def tensor(x: Any) -> torch.Tensor:
@@ -78,9 +107,9 @@ def on_device(x: Array) -> torch.Tensor:
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    whole: torch.Tensor = owner.tensor
+    whole: torch.Tensor = owner.tensor.detach()
     size = x.itemsize
-    begin = 0 if not x.size else (x.__array_interface__["data"][0] - owner.address) // size
+    begin = 0 if not x.size else (x.__array_interface__["data"][0] - whole.data_ptr()) // size
     return whole.as_strided(x.shape, [step // size for step in x.strides], whole.storage_offset() + begin)
 
 

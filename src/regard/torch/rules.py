@@ -14,8 +14,8 @@ import torch
 
 from regard.core.problem import device_of
 from regard.core.tensors import DEVICES, NUMPY
-from regard.rules import Rule, Table, type_name
-from regard.rules.expression import rebuild
+from regard.rules import Mask, Rule, Table, type_name
+from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import checked, concrete, values
 from regard.torch.graph.modes import fake, sizes, transformed
@@ -221,12 +221,12 @@ def constant(what: str, x: torch.Tensor) -> Array:
 
 
 def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
-    """Return a tensor mask as an array, or as a `TensorMask` if it cannot be read now.
+    """Return a tensor mask as a `TensorMask`, an input of the call; as an array for values that are read now.
 
     frozen: later changes of the tensor do not change the mask.
     """
     x = checked(argument, x)
-    if concrete(x) and x.device.type not in DEVICES:
+    if (frozen or x.dtype is not torch.bool) and concrete(x) and x.device.type not in DEVICES:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
@@ -251,6 +251,9 @@ def bind(rule: Any, given: dict[int, Array]) -> BoundRule:
     reads = foreign(rule.node)
     if not reads:
         return BoundRule(rule, {})
+    if rule.node.op == "dense":  # a mask that is a tensor, without a rule around it
+        array = given[id(rule.node.payload)]
+        return BoundRule(Mask(make("dense", "bool", (), array), rule.text), {})
     tables = {x: x.at(given[id(x)]) for x in reads if isinstance(x, TensorTable)}
     key = tuple(map(id, tables.values()))
     cached = _bound.get(rule)
@@ -258,6 +261,6 @@ def bind(rule: Any, given: dict[int, Array]) -> BoundRule:
         return cached[1]
     payloads: dict[int, Any] = {id(x): tables[x] if isinstance(x, TensorTable) else given[id(x)] for x in reads}
     bound = BoundRule(replace(rule, node=rebuild(rule.node, payloads)), tables)
-    if len(tables) == len(reads):
+    if len(tables) == len(reads) and not any(x.on_device for x in tables.values()):  # those are new in each call
         _bound[rule] = key, bound
     return bound

@@ -57,12 +57,12 @@ class ArrayStore:
         with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
             return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
 
-    def once(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
-        """Cache the result of `make` by a key.
+    def once(self, key: Any, alive: Any, make: Callable[[], Any], stale: Callable[[Any], bool] | None = None) -> Any:
+        """Cache the result of `make` by a key, until it is stale.
 
-        alive: an object to keep alive, since the key holds its id or address.
+        alive: an object to keep alive, since the key holds its id.
         """
-        if key not in self._made:
+        if key not in self._made or (stale is not None and stale(self._made[key][0])):
             self._made[key] = make(), alive
         return self._made[key][0]
 
@@ -221,11 +221,11 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
     """Copy the arrays of options, for some heads if they have a head axis."""
 
     def copied(x: Array, axis: int) -> Array:
-        def make() -> Array:
-            some = x.ndim >= -axis and x.shape[axis] > 1 and list(heads) != list(range(x.shape[axis]))
-            return store.copy(np.take(x, heads, axis) if some else x)
-
-        at: Array = store.once((x.__array_interface__["data"][0], x.shape, x.strides, tuple(heads)), x, make)
+        some = x.ndim >= -axis and x.shape[axis] > 1 and list(heads) != list(range(x.shape[axis]))
+        part = np.take(x, heads, axis) if some else x
+        key = x.__array_interface__["data"][0], x.dtype, x.shape, x.strides, tuple(heads)
+        # The model may have written the memory since, or freed it for another array.
+        at: Array = store.once(key, None, lambda: store.copy(part), stale=lambda old: not alike(old, part))
         return at
 
     found = dict(options)
@@ -235,8 +235,7 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
         found["sink"] = copied(found["sink"], -1)
     if "mask" in found and found["mask"].dense:
         rule = found["mask"]
-        dense = {id(x): copied(x, -3) for x in rule.dense}
-        found["mask"] = store.once(("rule", id(rule), tuple(heads)), rule, lambda: with_dense(rule, dense))
+        found["mask"] = with_dense(rule, {id(x): copied(x, -3) for x in rule.dense})
     return found
 
 
@@ -268,10 +267,9 @@ class JoinedCalls(CallSequence):
         self.kv_heads = tuple(sorted({head // self.group for head in self.heads}))
         self.store, self.cross = store, call.cross
         self.options = options_of(call.options, self.heads, store)
-        # Shapes and rules for a following call, without its arrays, which belong to the model.
+        # Shapes and options for a following call, without its arrays, which belong to the model.
         query, key, lse = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in (call.query, call.key, call.lse))
-        rules = {name: self.options[name] for name in ("mask", "score") if name in self.options}
-        self.first = replace(call, query=query, key=key, lse=lse, options=dict(call.options) | rules)
+        self.first = replace(call, query=query, key=key, lse=lse, options=self.options)
         self.begin = self.end = call.begin
         self.rows = 0
         self.queries: list[Array] = []
