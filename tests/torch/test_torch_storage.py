@@ -148,6 +148,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[torch.Tensor]]:
 
 
 def free(*given: torch.Tensor) -> None:
+    assert not [tuple(x.shape) for x in given if not x.untyped_storage().resizable()]  # pytest cannot print freed ones
     for x in given:
         x.untyped_storage().resize_(0)
 
