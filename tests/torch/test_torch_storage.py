@@ -62,6 +62,11 @@ def double_backward(x: SimpleNamespace) -> Any:
     return gradients
 
 
+def of_integers(x: SimpleNamespace) -> torch.Tensor:
+    table = regard.table(x.numbers)
+    return A(x.q, x.k, x.v, score=lambda s, b, h, i, j: s + table[j])
+
+
 def of_lse(x: SimpleNamespace) -> Any:
     lse = A(x.q, x.k, x.v, observe=["lse"])[1].lse
     return regard.weights(x.q, x.k, lse=lse, rows=slice(1, 3)), lse
@@ -86,7 +91,7 @@ KINDS: dict[str, Callable[[SimpleNamespace], Any]] = {
     "sink": lambda x: A(x.q, x.k, x.v, sink=x.sink),
     "metric": lambda x: A(x.q, x.k, x.v, metric=x.metric),
     "float tables": lambda x: A(x.q, x.k, x.v, score=[regard.alibi(x.slopes), regard.relative(x.degrees)]),
-    "integer table": lambda x: A(x.q, x.k, x.v, score=lambda s, b, h, i, j, t=regard.table(x.numbers): s + t[j]),
+    "integer table": of_integers,
     "masks of lengths": lambda x: A(
         x.q, x.k, x.v, mask=regard.documents(x.numbers) & regard.padding(x.lengths) & regard.blocks(x.blocks, 4)
     ),

@@ -87,8 +87,8 @@ def stored(x: torch.Tensor) -> torch.Tensor:
     """
     if not x.untyped_storage().nbytes():
         raise ValueError(
-            f"a tensor of shape {tuple(x.shape)} has no numbers: its storage was freed, as FSDP frees parameters outside "
-            "of their module's forward and backward; give it inside, or call unshard() first"
+            f"a tensor of shape {tuple(x.shape)} has no numbers: its storage was freed, as FSDP frees parameters "
+            "outside of their module's forward and backward; give it inside, or call unshard() first"
         )
     return x.detach().resolve_conj().resolve_neg().clone()
 

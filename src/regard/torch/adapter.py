@@ -254,7 +254,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`regard.steps` on tensors; its results are NumPy arrays, of copies because they outlive the call."""
+    """`regard.steps` on copies of tensors, since its NumPy arrays outlive the call."""
     given = {"query": query, "key": key, "value": value} | options
     copies = {name: x.detach().clone() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     return stepping.steps(**in_numpy(copies))

@@ -221,9 +221,9 @@ def constant(what: str, x: torch.Tensor) -> Array:
 
 
 def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
-    """Return a tensor mask as a `TensorMask`, an input of the call; as an array for values that are read now.
+    """Return a tensor mask as a `TensorMask`, an input of the call, or as an array.
 
-    frozen: later changes of the tensor do not change the mask.
+    It is an array if its values are read now: integers, and frozen masks, which later changes do not change.
     """
     x = checked(argument, x)
     if (frozen or x.dtype is not torch.bool) and concrete(x) and x.device.type not in DEVICES:

@@ -179,7 +179,10 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
 
 
 def numpy_of(x: Any) -> Array:
-    """Return an array of any library as a NumPy array; a tensor is copied, because its storage may be freed."""
+    """Return an array of any library as a NumPy array.
+
+    A tensor is copied, because its storage may be freed.
+    """
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and isinstance(x, tensor):
         from regard.core.tensors import array
