@@ -39,7 +39,7 @@ class HostMemory(ctypes.Array[ctypes.c_char]):
     """The memory of a tensor, for an array of one call.
 
     It keeps the tensor alive, but not its storage, which FSDP frees with `resize_(0)`. After `Tensor.numpy` a storage
-    can never be resized. `np.from_dlpack` takes 2.2 µs and no bfloat16; this takes 0.9 µs.
+    can never be resized. `np.from_dlpack` takes four times as long as this (1.1 µs), and no bfloat16.
     """
 
     _type_ = ctypes.c_char

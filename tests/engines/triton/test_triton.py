@@ -23,6 +23,7 @@ from regard.engines.triton.kernels import forward  # noqa: E402
 from regard.engines.triton.launch import forward_launch  # noqa: E402
 from regard.ops.normalization import problem_from  # noqa: E402
 
+HOST = arrays.HostMemory
 KERNELS = {
     80: ["forward", "large query"],
     90: ["large forward", "merge", "jvp_jvp", "rows", "bias"],
@@ -109,7 +110,7 @@ def test_keys_that_are_split_between_programs(interpreted: None, monkeypatch: py
 @pytest.fixture
 def device(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are treated as those of a device are."""
-    monkeypatch.setattr(arrays, "DEVICES", ("cpu",))
+    monkeypatch.setattr(arrays, "HostMemory", arrays.DeviceMemory)
 
 
 def test_arrays_of_a_device_and_back(device: None) -> None:
@@ -143,7 +144,7 @@ def test_tensors_of_a_device_go_to_the_engine(device: None, monkeypatch: pytest.
         return [out, seen.lse, seen.normalized_entropy, best.values, best.indices, *first, *second, *forward]
 
     there = [x.detach().clone() for x in found()]
-    monkeypatch.setattr(arrays, "DEVICES", ())
+    monkeypatch.setattr(arrays, "HostMemory", HOST)
     for x, y in zip(there, found(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
@@ -195,7 +196,7 @@ def test_weights_stay_on_the_device(given: bool, device: None, monkeypatch: pyte
     assert tile.dtype is torch.bfloat16
     assert torch.equal(tile, expected[:, 2:7:2, 1:])
     with host as patch:
-        patch.setattr(arrays, "DEVICES", ())
+        patch.setattr(arrays, "HostMemory", HOST)
         torch.testing.assert_close(expected, regard.weights(q, k, **options), rtol=0.01, atol=0)
 
 

@@ -279,7 +279,7 @@ def test_tiles_come_in_the_same_order_for_all_blocks(monkeypatch: pytest.MonkeyP
 
 def precision(monkeypatch: pytest.MonkeyPatch, x: Any, **options: Any) -> str:
     """Of the products of a call on tensors of a device."""
-    monkeypatch.setattr(arrays, "DEVICES", ("cpu",))
+    monkeypatch.setattr(arrays, "HostMemory", arrays.DeviceMemory)
     p = problem_from(*[arrays.array(x)] * 3, **options)
     made: list[Launch] = []
     monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch))
