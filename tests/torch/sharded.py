@@ -19,17 +19,20 @@ WORLD = 2
 
 
 class Layer(nn.Module):
-    """Attention that reads parameters in every way: as a sink, a bias, a table and a float mask."""
+    """Attention that reads parameters in every way: as a sink, a bias, tables and a float mask."""
 
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(32, 32)
         self.sink, self.slopes = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
         self.bias, self.added = nn.Parameter(torch.rand(4, 12, 12)), nn.Parameter(torch.rand(4, 12, 12))
+        self.cap = nn.Parameter(torch.full((4,), 3.0))
+        self.made_once = regard.softcap(regard.table(self, "cap"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.project(x).unflatten(-1, (4, 8)).transpose(1, 2)
-        h = regard.attention(h, h, h, score=regard.alibi(self.slopes), causal=True, sink=self.sink, bias=self.bias)
+        score = [regard.alibi(self.slopes), self.made_once]
+        h = regard.attention(h, h, h, score=score, causal=True, sink=self.sink, bias=self.bias)
         h = regard.torch.scaled_dot_product_attention(h, h, h, self.added)
         return x + h.transpose(1, 2).flatten(-2)
 

@@ -40,7 +40,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -48,7 +47,7 @@ import numpy as np
 from regard.arguments.values import shown
 from regard.core.problem import FUNCTIONS, Differential, Outputs, Problem
 from regard.core.statistics import Statistic
-from regard.warning import RegardWarning
+from regard.warning import RegardWarning, level_of_caller
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -183,17 +182,8 @@ def _warn_of_fallback(p: Problem, function: str) -> None:
         f"the engine 'cpu' {refuses}: {reason}; 'tiled' runs {it}, many times slower (engine='tiled' silences "
         "this warning, which is given once)",
         RegardWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level_of_caller(),
     )
-
-
-def _level_of_caller() -> int:
-    """Return the `stacklevel` of the frame that called into this package."""
-    package, level = str(Path(__file__).parent.parent), 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def unsupported(engine: Engine, p: Problem, function: str) -> str | None:

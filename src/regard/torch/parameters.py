@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from regard.torch.graph.modes import constant, transformed
-from regard.warning import RegardWarning
+from regard.warning import RegardWarning, level_of_caller
 
 INSTEAD = "Make the rule with regard.table(module, name), which reads the parameter that the module has at each call"
 _warned: set[str] = set()
@@ -110,4 +110,4 @@ def replaced(place: str, needed: bool, empty: bool) -> None:
         raise ValueError(f"{what}, and had no values. {INSTEAD}")
     if place not in _warned:
         _warned.add(place)
-        warnings.warn(f"{what}, and keeps to it. {INSTEAD}", RegardWarning, stacklevel=2)
+        warnings.warn(f"{what}, and keeps to it. {INSTEAD}", RegardWarning, stacklevel=level_of_caller())
