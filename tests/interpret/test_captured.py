@@ -53,8 +53,8 @@ def kept(layer: Layer, heads: tuple[int, ...]) -> Layer:
 
 def same(layer: Layer, weights: Any) -> None:
     for b in range(layer.batch):
-        for position, head in enumerate(layer.numbers):
-            np.testing.assert_array_equal(layer.weights(position, batch=b), weights[b, head])
+        for head in layer.numbers:
+            np.testing.assert_array_equal(layer.weights(head, batch=b), weights[b, head])
 
 
 @pytest.mark.parametrize("wish", WISHES)
@@ -83,7 +83,12 @@ def test_some_heads_of_a_layer(wish: str) -> None:
     whole = Layer.of("attention", Q, K, **WISHES[wish])
     some = kept(whole, (5, 1, 0))
     same(some, regard.weights(Q, K, **WISHES[wish]))
-    assert [some.kv_head(head) for head in range(3)] == [2, 0, 0]
+    assert [some.kv_head(head) for head in some.numbers] == [2, 0, 0]
+    one = some.observe(["entropy"], head=1, batch=1).entropy
+    np.testing.assert_array_equal(one, whole.observe(["entropy"], head=1, batch=1).entropy)
+    np.testing.assert_array_equal(some.weights(-1), some.weights(0))
+    with pytest.raises(IndexError, match=r"^head 2 does not exist: there are 3, 5, 1, 0$"):
+        some.arguments(2)
     top = regard.top(2)
     all_seen, seen = whole.observe([top]), some.observe([top])
     np.testing.assert_array_equal(seen[top].indices, all_seen[top].indices[:, [5, 1, 0]])
@@ -107,6 +112,11 @@ def test_statistics_of_one_head_are_those_of_all(wish: str) -> None:
     # Sums over queries: their order depends on how many queries share keys.
     np.testing.assert_allclose(one[pooled], every[pooled][1, 4], rtol=8 * np.finfo(float).eps)
     np.testing.assert_array_equal(one.lse, layer.lse[1, 4])
+    element = layer.observe(asked, batch=1)
+    for name in asked:
+        np.testing.assert_array_equal(element[name], every[name][1])
+    with pytest.raises(IndexError, match=r"^batch 2 does not exist: there are 2$"):
+        layer.observe(asked, batch=2)
 
 
 @pytest.mark.parametrize("wish", WISHES)

@@ -187,7 +187,7 @@ class Capture(Sequence[Layer]):
             for head in measure_heads(**layer.all_heads, ids=ids, layer=of_model, prefix=prefix):
                 number = layer.numbers[head.head]
                 nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if layer.cross else {}
-                found.append(replace(head, head=number, kv_head=layer.kv_head(head.head), **nothing))
+                found.append(replace(head, head=number, kv_head=layer.kv_head(number), **nothing))
         return tuple(found)
 
     def check(self, rows: int = 3, most: float = 8.0) -> None:
@@ -238,14 +238,16 @@ def capture(
     any length. The model is one of transformers, which takes `attn_implementation="regard"` for the
     time being, or any `torch.nn.Module` that calls `F.scaled_dot_product_attention` or
     `regard.attention`. Calls that continue the last ones, as in generation with a cache, form one
-    sequence. Any other call replaces the earlier ones. (Beam search reorders its caches on the way,
-    so only its last steps are recorded.)
+    sequence. Any other call replaces the earlier ones. A module that is called several times in a
+    forward has a layer for each: "attention", "attention#2". The documentation has a table of what
+    holds; where a layer does not show what the model did, one warning says so.
 
     Args:
         model: the module to record.
         layers: the layers to record: numbers in the order of their first call, or names of modules,
             with * for anything ("decoder.*"). All by default.
-        heads: the query heads to record, by number. All by default.
+        heads: the query heads to record, by number. All by default. They keep the model's numbers:
+            with ``heads=[3]``, ``seen[0].weights(3)`` is the one that is there.
         memory: maximum bytes of queries, keys, lse and biases. A layer beyond that is left out,
             with a reason in `seen.dropped` and a warning.
         path: a file to write, as `seen.save` does. The arrays of `seen` are then mapped from it.

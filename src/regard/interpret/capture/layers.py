@@ -2,8 +2,8 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -30,6 +30,8 @@ class Layer:
 
     query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), float32 (float64 for float64). Arrays may be mapped
     from a file.
+
+    Heads are named by the model's number everywhere, also where only some are recorded.
 
     options: those of `regard.attention` that change weights: mask, causal, score, bias, scale, sink, offset, origin.
     cross: True for keys of another sequence. query_tokens, key_tokens: names in `Capture.tokens` of the sequences of
@@ -142,66 +144,105 @@ class Layer:
                 rule = options[name]
                 requires = tuple(need for need in rule.requires if need.axis != "h")
                 options[name] = kind(substitute(rule.node, {h.node: numbers[h].node}), rule.text, requires)
-        key = self.key[:, [self.kv_numbers.index(self.kv_head(head)) for head in range(self.heads)]]
+        key = self.key[:, [self.kv_numbers.index(self.kv_head(head)) for head in self.numbers]]
         return {"query": self.query, "key": key, **options}
 
     def kv_head(self, head: int) -> int:
         """Return the model's number of the key-value head that a head reads."""
-        return self.numbers[head] // self.group
+        return head // self.group
 
-    def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
-        """Return the arguments of `regard.weights` for one head.
+    def element(self, batch: int) -> Self:
+        """Return one batch element as a layer.
 
-        query (n_q, d), key (n_k, d), lse (n_q,) and the options, as views. Rules see the head's number and the batch
-        index that they saw in the model.
+        Its rules see the batch index that they saw in the model.
         """
-        head, batch = _index("head", head, self.heads), _index("batch", batch, self.batch)
+        if not -self.batch <= batch < self.batch:
+            raise IndexError(f"batch {batch} does not exist: there are {self.batch}")
+        batch %= self.batch
         options = dict(self.options)
-        b, _, j = options.get("origin", (0, 0, 0))
+        b, h, j = options.get("origin", (0, 0, 0))
 
         def part(x: Array) -> Array:
-            """Select this head of an array that aligns right to (b, h, n_q, n_k)."""
-            x = x.reshape((1,) * (4 - x.ndim) + x.shape)
-            found: Array = x[batch if x.shape[0] > 1 else 0, head if x.shape[1] > 1 else 0]
+            """Select this element of an array that aligns right to (b, h, n_q, n_k)."""
+            found: Array = x if x.ndim < 4 else x[batch if x.shape[0] > 1 else 0]
             return found
 
         if "bias" in options:
             options["bias"] = part(options["bias"])
-        if "mask" in options and options["mask"].dense:
-            payloads = {id(x): part(x) for x in options["mask"].dense}
-            rule = options["mask"]
-            options["mask"] = Mask(rebuild(rule.node, payloads), rule.text, rule.requires)
-        if "sink" in options and options["sink"].ndim:
-            options["sink"] = options["sink"][head : head + 1]
+        if "mask" in options:
+            options["mask"] = with_dense(options["mask"], part)
         if isinstance(options.get("offset"), np.ndarray):
             options["offset"] = int(np.broadcast_to(options["offset"], (self.batch,))[batch])
+        arrays = {name: getattr(self, name)[batch : batch + 1] for name in ("query", "key", "lse")}
+        return replace(self, **arrays, options=options | {"origin": (b + batch, h, j)})
+
+    def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
+        """Return the arguments of `regard.weights` for one head of the model.
+
+        query (n_q, d), key (n_k, d), lse (n_q,) and the options, as views. Rules see the head's number and the batch
+        index that they saw in the model.
+        """
+        row, layer = self._row(head), self.element(batch)
+        number, options = self.numbers[row], dict(layer.options)
+        b, _, j = options["origin"]
+
+        def part(x: Array) -> Array:
+            """Select this head of an array that aligns right to (h, n_q, n_k)."""
+            x = x.reshape((1,) * (3 - x.ndim) + x.shape)
+            found: Array = x[row if x.shape[0] > 1 else 0]
+            return found
+
+        if "bias" in options:
+            options["bias"] = part(options["bias"])
+        if "mask" in options:
+            options["mask"] = with_dense(options["mask"], part)
+        if "sink" in options and options["sink"].ndim:
+            options["sink"] = options["sink"][row : row + 1]
         return {
-            "query": self.query[batch, head],
-            "key": self.key[batch, self.kv_numbers.index(self.kv_head(head))],
-            "lse": self.lse[batch, head],
+            "query": layer.query[0, row],
+            "key": layer.key[0, self.kv_numbers.index(self.kv_head(number))],
+            "lse": layer.lse[0, row],
             **options,
-            "origin": (b + batch, self.numbers[head], j),
+            "origin": (b, number, j),
         }
 
+    def _row(self, head: int) -> int:
+        """Return the row of a head of the model; negative ones count from the end."""
+        if head in self.numbers:
+            return self.numbers.index(head)
+        if -self.heads <= head < 0:
+            return head % self.heads
+        numbered = "" if self.numbers == tuple(range(self.heads)) else f", {', '.join(map(str, self.numbers))}"
+        raise IndexError(f"head {head} does not exist: there are {self.heads}{numbered}")
+
     def weights(self, head: int, rows: slice = slice(None), cols: slice = slice(None), batch: int = 0) -> Array:
-        """Compute a tile of the weights of one head: (rows, cols), in the dtype of lse."""
+        """Compute a tile of the weights of one head of the model: (rows, cols).
+
+        It has the dtype of lse.
+        """
         given = self.arguments(head, batch)
         lse = given.pop("lse")
         p = problem_from(value=given["key"], **given)
         tile = choose(p, None).weights(p, lse[None], range(self.n_q)[rows], range(self.n_k)[cols])
         return np.asarray(tile[0])
 
-    def observe(self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int = 0) -> Seen:
+    def observe(
+        self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int | None = None
+    ) -> Seen:  # fmt: skip
         """Compute statistics in O(n) memory, as `observe=` of `regard.attention`.
 
-        For one head they have no leading axes; for all heads and batch elements they are (b, h, ...).
+        For all heads they are (b, h, ...), and (h, ...) of one batch element, heads in the order of `numbers`. For one
+        head, by its number in the model, they have no leading axes; its batch element is by default the first.
         """
-        if head is None:
+        if head is not None:
+            given = self.arguments(head, batch or 0)
+            given.pop("lse")
+        elif batch is not None:
+            given = self.element(batch).all_heads
+            given |= {"query": given["query"][0], "key": given["key"][0]}
+        else:
             given = self.all_heads
-            return cast(Seen, attention(value=given["key"][..., :0], observe=observe, **given)[1])
-        given = self.arguments(head, batch)
-        given.pop("lse")
-        return cast(Seen, attention(value=given["key"][:, :0], observe=observe, **given)[1])
+        return cast(Seen, attention(value=given["key"][..., :0], observe=observe, **given)[1])
 
     def deviation(self, rows: int = 3) -> float:
         """Return how far sampled rows of weights are from their sum, in roundings.
@@ -244,7 +285,6 @@ class Tokens:
         return len(self.labels[0]) if self.labels else 0
 
 
-def _index(name: str, x: int, size: int) -> int:
-    if not -size <= x < size:
-        raise IndexError(f"{name} {x} does not exist: there are {size}")
-    return x % size
+def with_dense(rule: Mask, part: Callable[[Array], Array]) -> Mask:
+    """Return a mask with a part of each of its dense arrays."""
+    return Mask(rebuild(rule.node, {id(x): part(x) for x in rule.dense}), rule.text, rule.requires, rule.binds)

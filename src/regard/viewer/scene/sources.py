@@ -265,5 +265,5 @@ def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
         cross=layer.cross,
         number=number,
         numbers=layer.numbers,
-        kv_numbers=tuple(layer.kv_head(head) for head in range(layer.heads)),
+        kv_numbers=tuple(map(layer.kv_head, layer.numbers)),
     )
