@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
+from captures import assert_weights, eager, weights_of
 from regard.interpret.capture import joining
 from regard.interpret.capture.captured import Capture
-from regard.interpret.capture.layers import Layer
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 
 try:
@@ -26,33 +26,6 @@ except ImportError:
     MODELS = {}
 
 needs_transformers = pytest.mark.skipif(not MODELS, reason="needs transformers: pip install 'regard[transformers]'")
-
-
-def weights_of(layer: Layer) -> Any:
-    return np.stack([[layer.weights(h, batch=b) for h in range(layer.heads)] for b in range(layer.batch)])
-
-
-def assert_weights(seen: Capture, expected: list[Any]) -> None:
-    """Weights of every layer, up to rounding; what eager says of queries that see nothing is left out."""
-    assert len(seen) == len(expected)
-    for layer, attention in zip(seen, expected, strict=True):
-        theirs = attention.detach().double().numpy()
-        eps = 2.0**-52 if layer.lse.dtype == np.float64 else 2.0**-23
-        alive = ~np.isneginf(layer.lse)
-        ours = weights_of(layer)
-        assert ours.shape == theirs.shape
-        np.testing.assert_allclose(ours[alive], theirs[alive], rtol=0, atol=32 * eps)
-
-
-def eager(model: Any, **inputs: Any) -> list[Any]:
-    """The weights of an eager run, in the order in which layers are called."""
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = model(**inputs, output_attentions=True)
-    if out.get("attentions") is not None:
-        return list(out.attentions)
-    pairs = zip(out.decoder_attentions, out.cross_attentions, strict=True)
-    return [*out.encoder_attentions, *(x for pair in pairs for x in pair)]
 
 
 # Models of transformers
@@ -382,7 +355,7 @@ def test_a_module_that_attends_twice() -> None:
     with regard.capture(model) as seen:
         model(x)
         regard.attention(x, x, x)  # not of the model
-    assert [layer.name for layer in seen] == ["0", "0.1"]
+    assert [layer.name for layer in seen] == ["0", "0#2"]
     np.testing.assert_allclose(seen[1].weights(2), regard.weights(x, 2 * x)[2], atol=1e-6)
 
 
@@ -408,17 +381,6 @@ def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(torch.randn(1, 16), cache=cache)
     with pytest.raises(ValueError, match="the weights of layer 'attention' do not sum to 1"):
         capture.__exit__(None, None, None)
-
-
-@needs_transformers
-def test_beam_search_keeps_its_last_steps() -> None:
-    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
-    with regard.capture(model) as seen:
-        model.generate(**inputs, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=3)
-    assert {layer.n_k for layer in seen} == {19}
-    assert {layer.n_q for layer in seen} < set(range(1, 19))
-    assert {layer.batch for layer in seen} == {3 * len(inputs["input_ids"])}
-    seen.check(rows=19)
 
 
 @needs_transformers

@@ -6,6 +6,7 @@ Any weight follows from them.
 |---|---|
 | `layers` | one layer, and the tokens that it read |
 | `captured` | `Capture`, a list of layers, and `regard.capture` |
-| `joining` | the calls of a generation as one layer |
+| `calls` | one call, and whether another goes on with it |
+| `joining` | the calls of a generation, or pieces, as one layer |
 | `files` | the file format |
 """

@@ -1,37 +1,32 @@
-"""Joining the calls of one sequence, such as decode steps, into a layer.
+"""Joining calls into a layer: decode steps, or the pieces of one forward.
 
-The first call has the prompt. Each later one has one query or a few. Its keys are in a cache that grows, slides or has
-its full size from the start. Every call has a rule of its own; together they become one rule.
+The first call of a generation has the prompt. Each later one has one query or a few. Its keys are in a cache that
+grows, slides, has its full size from the start, or is cut back to the tokens that were accepted. Every call has a rule
+of its own; together they become one rule.
 """
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from regard.core.layout import Layout
-from regard.interpret.capture.layers import OPTIONS, RULES, Layer
-from regard.ops.normalization import causally
-from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
-from regard.rules.expression import make, number, rebuild, substitute
+from regard.interpret.capture.calls import EVERYONE, CapturedCall, Continuation, sampled, visible
+from regard.interpret.capture.layers import RULES, Layer, with_dense
+from regard.rules import Mask, Traced, documents, mask, reads, rule_text, table
+from regard.rules.expression import make, substitute
 from regard.runtime.arrayfile import Parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-SAMPLED = 16
-"""Rows and keys of a call that are compared with those of earlier calls."""
 
 RULES_AT_MOST = 64
 """Maximum number of different masks along the rows of a layer."""
 
 SPILLED = 2**20
 """Bytes from which on an array is stored on disk, if the store has a folder."""
-
-
-EVERYONE = mask(lambda b, h, i, j: j >= 0)
 
 
 class UnjoinableCalls(Exception):
@@ -70,138 +65,6 @@ class ArrayStore:
         self._made.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class CapturedCall:
-    """One call: its arrays and the options of `regard.attention`.
-
-    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q). first: the absolute position of the first query, or an
-    array over the batch. begin: that of the first key.
-    """
-
-    query: Array
-    key: Array
-    lse: Array
-    options: Mapping[str, Any]
-    first: Any
-    begin: int
-    cross: bool
-
-    @staticmethod
-    def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "CapturedCall":
-        """Make a call of the arguments and options that `regard.attention` was given."""
-        frame = Layout.of(query, options.get("layout", "bhnd"))
-        q, k = frame.to_bhnd(query), frame.to_bhnd(key)
-        lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3])
-        batch = int(np.prod(lead, dtype=np.int64))
-        q, k = (np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:]) for x in (q, k))
-        n_q, n_k = q.shape[-2], k.shape[-2]
-
-        def flat(x: Array) -> Array:
-            """Merge the leading axes of an array that aligns right to (..., h, n_q, n_k)."""
-            x = x.reshape((1,) * (len(lead) + 3 - x.ndim) + x.shape)
-            return x if len(lead) < 2 else np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:])
-
-        given = {name: x for name, x in options.items() if name in OPTIONS and x is not None and x is not False}
-        given |= {name: rule(given[name]) for name, (_, rule) in RULES.items() if name in given}
-        if "bias" in given and len(lead) > 1:
-            given["bias"] = flat(given["bias"])
-        if "mask" in given and given["mask"].dense and len(lead) > 1:
-            given["mask"] = with_dense(given["mask"], {id(x): flat(x) for x in given["mask"].dense})
-        offset = given.get("offset", n_k - n_q)
-        if isinstance(offset, np.ndarray):
-            offset = np.broadcast_to(offset, lead).reshape(-1).astype(np.int64)
-            given["offset"] = offset
-            offset = int(offset[0]) if (offset == offset[0]).all() else offset
-        else:
-            offset = int(offset)
-        begin = given.get("origin", (0, 0, 0))[2]
-        made = CapturedCall(q, k, frame.rows_to_bhn(lse).reshape(q.shape[:3]), given, offset, begin, cross)
-        return made if cross else made.without_unwritten_keys()
-
-    @property
-    def n_q(self) -> int:
-        return int(self.query.shape[2])
-
-    @property
-    def end(self) -> int:
-        """Position after the last key."""
-        return self.begin + int(self.key.shape[2])
-
-    @property
-    def mask(self) -> Mask | None:
-        given = self.options.get("mask")
-        return causally(given) if self.options.get("causal") else given
-
-    def without_unwritten_keys(self) -> "CapturedCall":
-        """Drop the keys after the last query, if no query sees them.
-
-        They are the unused part of a cache that has its full size from the start.
-        """
-        if isinstance(self.first, np.ndarray) or self.mask is None or self.mask.dense:
-            return self
-        stop = self.first + self.n_q
-        if not self.begin < stop < self.end or visible(self.mask, self, range(stop, self.end)).any():
-            return self
-        options = dict(self.options) | {"offset": self.first}
-        if "bias" in options and options["bias"].shape[-1] > 1:
-            options["bias"] = options["bias"][..., : stop - self.begin]
-        return replace(self, key=self.key[:, :, : stop - self.begin], options=options)
-
-    def rule(self) -> Mask:
-        """Return the mask of its queries as a rule that later keys do not change.
-
-        The rule holds tables instead of dense arrays.
-        """
-        found = self.mask
-        if found is not None and found.dense:
-            b, h, i, j = (Traced(make(name, "int")) for name in "bhij")
-            new = {}
-            for x in found.dense:  # along an axis of size 1, any index is clamped to 0
-                table = Table(x.reshape((1,) * (4 - x.ndim) + x.shape))
-                new[make("dense", "bool", (), x)] = table[b, h, i - self.first, j - self.begin].node
-            found = Mask(substitute(found.node, new), found.text)
-        if found is not None:
-            keys = {make("keys", "int"): number(self.end)}
-            found = Mask(substitute(found.node, keys), found.text, binds=found.binds)
-        if self.cross:
-            return EVERYONE if found is None else found
-        if self.n_q == 1 and self.first == self.end - 1:
-            return causally(found)
-        if found is not None:
-            later = [self.end + n for n in (*range(SAMPLED), *(2**n for n in range(5, 24)))]
-            if not visible(found, self, later).any():
-                return found
-        end = self.end
-        existing = mask(lambda b, h, i, j: j < end)
-        return existing if found is None else found & existing
-
-
-def visible(rule: Mask, call: CapturedCall, keys: Sequence[int], rows: Array | None = None) -> Array:
-    """Evaluate a rule on sampled rows and given keys of a call: (b, h, rows, keys).
-
-    rows, keys: positions.
-    """
-    positions = call.first + sampled(call.n_q) if rows is None else rows
-    b, h = (np.arange(size, dtype=np.int64) for size in call.query.shape[:2])
-    j = np.asarray(keys, np.int64)
-    at = At(b[:, None, None, None], h[:, None, None], positions[:, None], j, keys=call.end)
-    (found,) = evaluate([rule.node], at)
-    return np.asarray(found)
-
-
-def sampled(n: int) -> Array:
-    """Sample evenly from range(n), the first and the last included."""
-    return np.unique(np.linspace(0, n - 1, min(n, SAMPLED)).astype(np.int64))
-
-
-def with_dense(rule: Mask, arrays: Mapping[int, Array]) -> Mask:
-    """Replace the dense arrays of a rule.
-
-    arrays: the new ones, by the id of the old.
-    """
-    return Mask(rebuild(rule.node, arrays), rule.text, rule.requires, rule.binds)
-
-
 def alike(a: Any, b: Any) -> bool:
     """Return True if two options are equal."""
     if a is b:
@@ -235,30 +98,19 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
         found["sink"] = copied(found["sink"], -1)
     if "mask" in found and found["mask"].dense:
         rule = found["mask"]
-        found["mask"] = with_dense(rule, {id(x): copied(x, -3) for x in rule.dense})
+        found["mask"] = with_dense(rule, partial(copied, axis=-3))
     return found
 
 
-class CallSequence:
-    """The position that the calls of a layer have reached, without their arrays."""
+class JoinedCalls:
+    """The calls so far as one, for some heads or all.
 
-    nbytes = 0
+    order: the row of each position, if the model sorts its rows, as that of windows in a picture.
+    """
 
-    def __init__(self, call: CapturedCall):
-        self.shape = call.query.shape[:2], call.key.shape[1]
-        self.next = call.first + call.n_q
-
-    def precedes(self, call: CapturedCall) -> bool:
-        """Return True if the first query of a call follows the last one so far."""
-        same = self.shape == (call.query.shape[:2], call.key.shape[1])
-        return same and type(call.first) is int and call.first == self.next
-
-
-class JoinedCalls(CallSequence):
-    """The calls so far as one, for some heads or all."""
+    order: Array | None = None
 
     def __init__(self, call: CapturedCall, store: ArrayStore, heads: Sequence[int] | None = None):
-        super().__init__(call)
         h, h_kv = call.query.shape[1], call.key.shape[1]
         self.heads = tuple(range(h)) if heads is None else tuple(heads)
         if not all(0 <= head < h for head in self.heads):
@@ -277,38 +129,66 @@ class JoinedCalls(CallSequence):
         self.lses: list[Array] = []
         self.biases: list[tuple[Array | None, int]] = []
         self.masks: list[tuple[int, Mask]] = []
+        self.pieces: list[tuple[Any, int, int, int]] = []  # first position and number, of queries and of keys
+        self._take_piece(call, own_keys=True)
         self._take(call, self.options)
 
     @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         biases = {id(bias): bias.nbytes for bias, _ in self.biases if bias is not None}
         return sum(x.nbytes for part in (self.queries, self.keys, self.lses) for x in part) + sum(biases.values())
 
-    def add(self, call: CapturedCall) -> bool:
-        """Append the next call; return False if its keys begin a new sequence.
+    def add(self, call: CapturedCall, how: Continuation) -> None:
+        """Append the next call.
 
         Raises UnjoinableCalls if the calls do not form a single one.
         """
-        if not self._same_keys(call):
-            return False
         options = options_of(call.options, self.heads, self.store)
         for name in ("score", "sink", "scale"):
             if not alike(self.options.get(name), options.get(name)):
                 raise UnjoinableCalls(f"its {name} changes from call to call")
+        self._begin_masks()
+        if how.rows < self.rows:
+            self.cut(how.rows)
+        if how.order != list(range(len(self.queries[0]))):
+            self._reorder(call, how.order)
         if call.begin > self.end:
             raise UnjoinableCalls("keys are missing between its calls")
-        if not self.masks:
-            self.masks.append((self._position(self.first), self.first.rule()))
         self._see(call)
         self._take(call, options)
+
+    def add_piece(self, call: CapturedCall, own_keys: bool) -> bool:
+        """Append the next piece of the same forward; return False if it does not fit.
+
+        A piece has the options of the first, and no arrays of n_q × n_k. own_keys: its queries see keys of their own,
+        which come after those so far; else the keys of the last piece.
+        """
+        of_first, of_call = self.first.options, call.options
+        same = all(
+            alike(of_first.get(name), of_call.get(name)) for name in ("mask", "causal", "score", "sink", "scale")
+        )
+        rules = [of_call[name].node for name in RULES if name in of_call]
+        fixed = type(self.first.first) is type(call.first) is int and "keys" not in reads(*rules)
+        whole = own_keys or call.key.shape == self.first.key.shape
+        if self.masks or "bias" in of_first or "bias" in of_call or not (same and fixed and whole):
+            return False
+        self._take_piece(call, own_keys)
+        self._take(replace(call, begin=self.end if own_keys else self.begin), {})
         return True
 
-    def _position(self, call: CapturedCall) -> int:
-        """Return the position of the first query; in cross-attention, its row.
+    def _take_piece(self, call: CapturedCall, own_keys: bool) -> None:
+        self.pieces.append((call.first, call.n_q, call.begin, call.key.shape[2] if own_keys else 0))
+
+    def _position(self, row: int) -> int:
+        """Return the position of a query; in cross-attention, its row.
 
         Rules of cross-attention read positions of keys alone.
         """
-        return self.rows if self.cross and call is not self.first else 0 if self.cross else int(call.first)
+        return row if self.cross else int(self.first.first) + row
+
+    def _begin_masks(self) -> None:
+        if not self.masks:
+            self.masks.append((self._position(0), self.first.rule()))
 
     def _take(self, call: CapturedCall, options: Mapping[str, Any]) -> None:
         self.queries.append(self.store.copy(_some(call.query, self.heads)))
@@ -318,20 +198,44 @@ class JoinedCalls(CallSequence):
             self.end = call.end
         self.biases.append((options.get("bias"), call.begin))
         self.rows += call.n_q
-        self.next = self.rows if self.cross else call.first + call.n_q
 
-    def _same_keys(self, call: CapturedCall) -> bool:
-        """Compare sampled keys of a call with those recorded, bit by bit."""
-        begin, end = max(self.begin, call.begin), min(self.end, call.end)
-        if self.cross and (call.begin, call.end) != (self.begin, self.end):
-            return False
-        starts = np.cumsum([self.begin, *(part.shape[2] for part in self.keys)])
-        for position in (begin + sampled(end - begin)).tolist() if end > begin else ():
-            part = int(np.searchsorted(starts, position, "right")) - 1
-            recorded = self.keys[part][:, :, position - starts[part]]
-            if recorded.tobytes() != call.key[:, list(self.kv_heads), position - call.begin].tobytes():
-                return False
-        return True
+    def cut(self, rows: int) -> None:
+        """Drop the queries from a row on, and in self-attention the keys from there on."""
+        self._begin_masks()
+        position, end = self._position(rows), self.end
+        while len(self.masks) > 1 and self.masks[-1][0] >= position:
+            self.masks.pop()
+        if not self.cross:
+            self.end = min(end, position)
+            self.keys = _until(self.keys, self.end - self.begin)
+            stops = [*(start for start, _ in self.masks[1:]), position]
+            for (start, rule), stop in zip(self.masks, stops, strict=True):
+                if visible(rule, self.first, range(self.end, end), start + sampled(stop - start)).any():
+                    raise UnjoinableCalls("a later call replaces keys that its queries have seen")
+        self.rows = rows
+        self.queries, self.lses = _until(self.queries, rows), _until(self.lses, rows)
+        self.biases = [
+            (x if x is None else x[..., : q.shape[2], : max(1, self.end - begin)], begin)
+            for (x, begin), q in zip(self.biases, self.queries, strict=False)
+        ]
+
+    def _reorder(self, call: CapturedCall, order: list[int]) -> None:
+        """Give the batch elements other places."""
+        for parts in (self.queries, self.keys, self.lses):
+            for n, x in enumerate(parts):
+                if len(x) == len(order):
+                    x[...] = x[order]
+                else:
+                    parts[n] = self.store.copy(x[order])
+        self.biases = [
+            (x if x is None or x.ndim < 4 or len(x) == 1 else x[order], begin) for x, begin in self.biases
+        ]  # fmt: skip
+        b, keys = Traced(make("b", "int")), range(self.begin, self.end)
+        for n, (start, rule) in enumerate(self.masks):
+            moved = Mask(substitute(rule.node, {b.node: table(np.array(order))[b].node}), rule.text, binds=rule.binds)
+            rows = start + sampled(self._position(self.rows) - start)
+            if not _equal(visible(moved, call, keys, rows), visible(rule, call, keys, rows)):
+                self.masks[n] = start, moved
 
     def _see(self, call: CapturedCall) -> None:
         """Record the mask of a call: reuse the last rule if it agrees, else add one."""
@@ -342,12 +246,12 @@ class JoinedCalls(CallSequence):
         keys = range(call.begin, call.end)
         if _equal(visible(rule, call, keys), visible(last, call, keys)):
             return
-        before, all_keys = start + sampled(self._position(call) - start), range(self.begin, call.end)
+        before, all_keys = start + sampled(self._position(self.rows) - start), range(self.begin, call.end)
         dense = call.mask is not None and bool(call.mask.dense)  # it has no earlier rows
         if not dense and _equal(visible(rule, call, all_keys, before), visible(last, call, all_keys, before)):
             self.masks[-1] = start, rule  # the same for the earlier rows: a table that has grown
             return
-        self.masks.append((self._position(call), rule))
+        self.masks.append((self._position(self.rows), rule))
         if len(self.masks) > RULES_AT_MOST:
             raise UnjoinableCalls(f"more than {RULES_AT_MOST} different masks follow each other")
 
@@ -357,9 +261,13 @@ class JoinedCalls(CallSequence):
         texts: the names of the sequences of queries and keys; sizes: their lengths.
         """
         options, n_k = dict(self.options), self.end - self.begin
-        if self.masks:
+        dense = "bias" in options or ("mask" in options and options["mask"].dense)
+        sorts = self.order is not None and len(self.order) == self.rows == n_k and not (self.masks or dense)
+        if sorts or len(self.pieces) > 1:
+            options = self._of_one_forward(self.order if sorts else slice(None))
+        elif self.masks:
             options = {x: options[x] for x in ("score", "sink", "scale") if x in options}
-            options["offset"] = self._position(self.first)
+            options["offset"] = self._position(0)
             if [rule for _, rule in self.masks] != [EVERYONE]:
                 options["mask"] = _one_after_another(self.masks)
             options |= {} if self.begin == 0 else {"origin": (0, 0, self.begin)}
@@ -373,7 +281,34 @@ class JoinedCalls(CallSequence):
         q, k = (x if sizes.get(x or "") == n and whole else None for x, n in zip(texts, (self.rows, n_k), strict=True))
         query, key = (parts[0] if len(parts) == 1 else self._whole(parts) for parts in (self.queries, self.keys))
         lse = self.lses[0] if len(self.lses) == 1 else np.concatenate(self.lses, axis=-1)
+        if sorts:
+            arrays = self.queries, self.keys, self.lses
+            query, key, lse = (np.concatenate(parts, axis=2)[:, :, self.order] for parts in arrays)
         return Layer(name, query, key, lse, options, self.cross, q, k, self.heads, self.kv_heads, self.group, number)
+
+    def _of_one_forward(self, order: Any) -> dict[str, Any]:
+        """Return the options of pieces: documents with positions of their own."""
+        firsts, counts, begins, key_counts = zip(*self.pieces, strict=True)
+        numbers = np.cumsum([count > 0 for count in key_counts]) - 1  # of the keys that each piece sees
+        i, j = (
+            np.concatenate([x + np.arange(n) for x, n in zip(*of, strict=True)])[order]
+            for of in ((firsts, counts), (begins, key_counts))
+        )
+        ids, key_ids = (np.repeat(numbers, n)[order] for n in (counts, key_counts))
+        options: dict[str, Any] = {x: self.options[x] for x in ("score", "sink", "scale") if x in self.options}
+        options["offset"] = 0
+        if self.first.mask is not None:
+            options["mask"] = self.first.mask
+        nodes = make("i", "int"), make("j", "int")
+        own = {x: table(at)[Traced(x)].node for x, at in zip(nodes, (i, j), strict=True)}
+        for name, (kind, _) in RULES.items():
+            if name in options:
+                rule: Any = options[name]
+                options[name] = kind(substitute(rule.node, own), rule.text)
+        if numbers[-1]:
+            apart = documents(ids, None if np.array_equal(ids, key_ids) else key_ids)
+            options["mask"] = apart & options["mask"] if "mask" in options else apart
+        return options
 
     def _whole(self, parts: list[Array]) -> Any:
         return Parts(parts) if self.store.folder is not None else np.concatenate(parts, axis=-2)
@@ -403,6 +338,12 @@ class JoinedCalls(CallSequence):
         key = ("bias", *(id(x) for x, _ in self.biases))
         found: Array = self.store.once(key, [x for x, _ in self.biases], make)
         return found
+
+
+def _until(parts: Sequence[Array], n: int) -> list[Array]:
+    """Return the first n rows (axis 2) of arrays that follow each other."""
+    starts = np.cumsum([0, *(x.shape[2] for x in parts)])
+    return [x[:, :, : n - start] for x, start in zip(parts, starts.tolist(), strict=False) if start < n]
 
 
 def _some(x: Array, heads: tuple[int, ...]) -> Array:

@@ -3,5 +3,7 @@
 | Module | Contents |
 |---|---|
 | `recorder` | records the attention calls of a module while it runs |
+| `texts` | the texts that it reads |
+| `switched` | functions that are replaced meanwhile |
 | `pretrained` | captures of transformers' models, for the commands |
 """

@@ -1,7 +1,8 @@
 """`regard.capture` for PyTorch: records attention calls by module.
 
-Meanwhile every call of attention goes through `regard.attention`. transformers' models use their attention interface,
-calls of `F.scaled_dot_product_attention` a function mode. Hooks on the modules tell which of them a call belongs to.
+Meanwhile every call of attention goes through `regard.attention` (`switched`). Hooks on the modules tell which of them
+a call belongs to. Calls whose queries and keys are views of one tensor, one behind the other, are pieces of a layer.
+Any other is a layer, or goes on with the last call of one.
 """
 
 import fnmatch
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,17 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.captured import Capture
-from regard.interpret.capture.joining import ArrayStore, CallSequence, CapturedCall, JoinedCalls, UnjoinableCalls
+from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.torch import adapter
-from regard.torch.arrays import autocast, checked, values
-from regard.torch.dropins import functional
-from regard.torch.dropins.transformers import NAME, register_transformers
-from regard.torch.graph.modes import quiet
+from regard.torch.arrays import autocast
+from regard.torch.capture.switched import SdpaMode, on_regard
+from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
+from regard.torch.dropins import transformers as interface
+from regard.torch.graph.modes import in_backward
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -61,10 +64,10 @@ def capture(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         recorder = Recorder(model, layers, heads, memory, folder)
         with ExitStack() as switched:
-            switched.enter_context(_on_regard(model))
+            switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
             switched.enter_context(recorder.hooked())
             switched.enter_context(adapter.watched(recorder.attention))
-            switched.enter_context(_SdpaMode())
+            switched.enter_context(SdpaMode())
             yield seen
         seen.layers, seen.tokens = recorder.finished(labels)
         seen.dropped = recorder.dropped
@@ -78,8 +81,8 @@ def capture(
             "F.scaled_dot_product_attention, or does so in a compiled graph"
         )
     seen.check()
-    if seen.dropped:
-        warnings.warn(f"layers that were not kept: {seen.dropped}", RegardWarning, stacklevel=3)
+    for message in recorder.warnings():
+        warnings.warn(message, RegardWarning, stacklevel=3)
 
 
 def _name(model: nn.Module) -> str:
@@ -87,55 +90,14 @@ def _name(model: nn.Module) -> str:
     return f"{type(model).__name__} {given}".strip()
 
 
-@contextmanager
-def _on_regard(model: nn.Module) -> Iterator[None]:
-    """Set attn_implementation="regard" on a model of transformers inside of a `with`."""
-    if not hasattr(model, "set_attn_implementation"):
-        yield
-        return
-    register_transformers()
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "set_attn_implementation")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation
-
-
-class _SdpaMode(torch.overrides.TorchFunctionMode):
-    """Function mode that replaces `F.scaled_dot_product_attention` by regard's.
-
-    It works however the function was imported.
-    """
-
-    original = staticmethod(F.scaled_dot_product_attention)
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is self.original:
-            return functional.scaled_dot_product_attention(*args, **kwargs)
-        if function is F.multi_head_attention_forward:  # a function mode does not see the calls inside
-            with functional.sdpa():
-                if not kwargs.get("need_weights", True):
-                    return function(*args, **kwargs)
-                with torch.no_grad():  # PyTorch computes weights without the function: this call is only recorded
-                    function(*args, **kwargs | {"need_weights": False})
-        return function(*args, **kwargs)
-
-
-quiet.add(_SdpaMode)
-
-
 @dataclass
-class _RunningModule:
-    """A module while its forward runs."""
+class _LastCall:
+    """The last call, whose tensors another may go on with."""
 
-    name: str
-    module: nn.Module
-    given: dict[str, Any]
-    calls: int = 0
+    layer: str
+    query: torch.Tensor
+    key: torch.Tensor
+    rows: int
 
 
 class Recorder:
@@ -153,14 +115,18 @@ class Recorder:
         self.store = ArrayStore(folder)
         self.calls = self.runs = 0
         self.seen: dict[str, CallSequence] = {}  # by name, in the order of first calls
-        self.belongs: dict[str, tuple[str | None, str | None]] = {}
+        self.kept: dict[str, JoinedCalls] = {}
+        self.lengths: dict[str, Callable[[], Any] | None] = {}
+        self.belongs: dict[str, tuple[ReadText | None, ReadText | None]] = {}
         self.dropped: dict[str, str] = {}
-        self.texts: dict[str, list[Array]] = {}  # ids (b, n) of each call
-        self.text: str | None = None
-        self._pending: tuple[str, Array] | None = None
-        self._given: tuple[int, Any] | None = None
-        self._continues = False
-        self._running: list[_RunningModule] = []
+        self.begun_later: set[str] = set()
+        self.unlike: set[str] = set()
+        self.texts = Texts()
+        self._how: Continuation | None = None
+        self._times: Counter[str] = Counter()  # in this forward of the model
+        self._last: _LastCall | None = None
+        self._running: list[RunningModule] = []
+        self._again = ExitStack()
         self._thread = threading.get_ident()
 
     # Hooks: the running module, and its text
@@ -183,40 +149,26 @@ class Recorder:
             if threading.get_ident() != self._thread:
                 return
             given = dict(zip(names, args, strict=False)) | kwargs
-            if not self._running:
-                self.runs += 1
-                self.store.forget()
-            self._read(name, given, "input_ids" in names)
-            self._running.append(_RunningModule(name, module, given))
+            if in_backward():
+                if not self._running:
+                    self._again.enter_context(SdpaMode())  # backward leaves the function mode that is active
+            else:
+                if not self._running:
+                    self.runs += 1
+                    self.store.forget()
+                    self._times.clear()
+                    self.texts.times.clear()
+                self.texts.read(name, given, "input_ids" in names, len(self._running))
+            self._running.append(RunningModule(name, module, given))
 
         return enter
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread and self._running and self._running[-1].module is module:
             self._running.pop()
-
-    def _read(self, name: str, given: dict[str, Any], named: bool) -> None:
-        ids: Any = given.get("input_ids")
-        if ids is None and not named and not self._running:
-            ids = next((x for x in given.values() if _integers(x)), None)
-        if not _integers(ids):
-            return
-        key = ids.data_ptr(), tuple(ids.shape)
-        if self._running and self._given == key:
-            return  # passed on from an outer module
-        self._given = key
-        array = values(checked("input_ids", ids)).astype(np.int64)
-        self._pending = name or "text", array.reshape(-1, array.shape[-1])
-
-    def _assign_text(self, continues: bool) -> None:
-        """Assign the last text that was read to the layers that are called now."""
-        self._continues = continues
-        if self._pending is None:
-            return
-        self.text, ids = self._pending
-        self._pending = None
-        before = self.texts.get(self.text, []) if continues else []
-        self.texts[self.text] = [*before, ids] if not before or len(before[0]) == len(ids) else [ids]
+            if not self._running:
+                self._last = None
+                self._again.close()
 
     # Attention calls
 
@@ -228,46 +180,142 @@ class Recorder:
         with_lse = asked if "lse" in asked else (*asked, "lse")
         found = adapter.attention(query, key, value, observe=with_lse, **options)
         *results, seen = found
-        self._record(query, key, seen.lse, {name: x for name, x in options.items() if x is not None})
+        if not in_backward():  # where gradient checkpoints compute a forward again
+            self._record(query, key, seen.lse, {name: x for name, x in options.items() if x is not None})
         if asked:
             results.append(seen)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _record(self, query: Any, key: Any, lse: Any, options: dict[str, Any]) -> None:
-        module = self._running[-1]
-        name = (module.name or "attention") + (f".{module.calls}" if module.calls else "")
-        module.calls += 1
-        self.calls += 1
-        if torch.is_autocast_enabled("cpu"):
-            query, key = autocast(query), autocast(key)
-        given = adapter.in_numpy({"query": query, "key": key, "lse": lse} | options)
-        arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
-        call = CapturedCall.of(**arrays, options=given, cross=_crosses(module, query))
-        earlier = self.seen.get(name)
-        if call.cross:
-            continues = self._continues
-        else:
-            continues = earlier is not None and earlier.precedes(call)
-            self._assign_text(continues)
-        others = [text for text in self.texts if text != self.text]
-        self.belongs[name] = self.text, (others[-1] if others else None) if call.cross else self.text
-        self.seen[name] = self._joined(name, call, earlier if continues else None)
+    def own_attention(
+        self, function: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any
+    ) -> Any:
+        """Call a user's own function of transformers' attention interface.
 
-    def _joined(self, name: str, call: CapturedCall, earlier: CallSequence | None) -> CallSequence:
-        """Return a layer after a call: joined with the earlier ones if it continues them."""
+        Its arguments are recorded if it calls no attention that is.
+        """
+        calls = self.calls
+        result = function(module, query, key, value, mask, **given)
+        if self.calls > calls or not self._running:
+            return result
+        known = (interface.attention.__kwdefaults__ or {}).keys() - {"dropout", "output_attentions", "cache"}
+        with torch.no_grad():
+            ours, _ = interface.attention(
+                module, query, key, value, mask, **{name: x for name, x in given.items() if name in known}
+            )
+            sees = ours.ne(0).any(-1)  # what a query that sees nothing gives differs from function to function
+            ours, theirs = ours[sees], result[0].reshape(ours.shape)[sees]
+            near = torch.finfo(ours.dtype).eps ** 0.5 * ours.abs().max()
+            if not (theirs - ours).abs().max() <= near:
+                self.unlike.add(getattr(function, "__name__", type(function).__name__))
+        return result
+
+    def sorted_by(self, index: torch.Tensor, bounds: torch.Tensor) -> None:
+        """Note that the running module sorts its patches by windows.
+
+        index: of the patches, or of groups of as many patches; bounds: of the windows, in patches.
+        """
+        if self._running:
+            group = int(bounds[-1]) // len(index)
+            rows = index.cpu().numpy()[:, None] * group + np.arange(group)
+            self._running[-1].order = np.argsort(rows.reshape(-1))
+
+    def _record(self, query: Any, key: Any, lse: Any, options: dict[str, Any]) -> None:
+        self.calls += 1
+        module, last = self._running[-1].name or "attention", self._last
+        axis = -3 if options.get("layout") == "bnhd" else -2
+        n_q = query.shape[axis]
+        own_keys = last is not None and _follows(last.key, key, axis)
+        piece = last is not None and self._is_piece(last, query, key, axis)
+        q, k = (autocast(x) if torch.is_autocast_enabled("cpu") else x for x in (query, key))
+        given = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
+        arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
+        call = CapturedCall.of(**arrays, options=given, cross=_crosses(self._running[-1], query))
+        if last is not None and piece and self._add_piece(last.layer, call, own_keys):
+            self._last = _LastCall(last.layer, query, key, last.rows + n_q)
+            return
+        name, how = self._continued(module, call)
+        self._last = _LastCall(name, query, key, n_q)
+        self.lengths[name] = _cached_length(self._running[-1])
+        if not call.cross:
+            self._how = how
+        before, _ = self.belongs.get(name, (None, None))
+        text = self.texts.of_call(self._running, before, how, assign=not call.cross)
+        self.belongs[name] = text, self.texts.other() if call.cross else text
+        self._add(name, call, how)
+
+    def _continued(self, module: str, call: CapturedCall) -> tuple[str, Continuation | None]:
+        """Return the layer of a call, and how it goes on with the earlier ones."""
+        self._times[module] += 1
+        times = self._times[module]
+        name = nth(module, times)
+        earlier = self.seen.get(name)
+        how = None if earlier is None else earlier.continuation(call, self._how)
+        if how is None and not call.cross:
+            for n in range(1, times):  # a generation inside of this forward
+                other = self.seen[nth(module, n)].continuation(call)
+                if other is not None:
+                    self._times.clear()
+                    self._times[module] = n
+                    return nth(module, n), other
+        self.begun_later.discard(name)
+        if how is None and earlier is not None and not call.cross and np.min(call.first) > np.max(earlier.first):
+            self.begun_later.add(name)
+        return name, how
+
+    def _add(self, name: str, call: CapturedCall, how: Continuation | None) -> None:
+        """Add a call to its layer: joined with the earlier ones if it goes on with them."""
+        if how is None:
+            self.seen[name] = CallSequence(call)
+        else:
+            self.seen[name].add(call, how)
         if name in self.dropped or not self._wanted(name):
-            return CallSequence(call)
+            return
         try:
-            if not isinstance(earlier, JoinedCalls) or not earlier.add(call):
-                earlier = JoinedCalls(call, self.store, self.heads)
+            if how is not None and name in self.kept:
+                self.kept[name].add(call, how)
+            else:
+                self.kept[name] = JoinedCalls(call, self.store, self.heads)
+                self.kept[name].order = next((x.order for x in self._running if x.order is not None), None)
         except UnjoinableCalls as error:
-            self.dropped[name] = str(error)
-            return CallSequence(call)
-        others = sum(seen.nbytes for other, seen in self.seen.items() if other != name)
-        if self.memory is not None and others + earlier.nbytes > self.memory:
-            self.dropped[name] = f"{earlier.nbytes:,} bytes more would be over memory={self.memory:,}"
-            return CallSequence(call)
-        return earlier
+            self._drop(name, str(error))
+        self._check_memory(name)
+
+    def _add_piece(self, name: str, call: CapturedCall, own_keys: bool) -> bool:
+        """Add a piece to its layer; return False if it is none, by its options."""
+        if name in self.kept and not self.kept[name].add_piece(call, own_keys):
+            return False
+        self.seen[name].open = False
+        self._check_memory(name)
+        return True
+
+    def _check_memory(self, name: str) -> None:
+        if self.memory is None or name not in self.kept:
+            return
+        size = self.kept[name].nbytes
+        if sum(x.nbytes for x in self.kept.values()) > self.memory:
+            self._drop(name, f"{size:,} bytes more would be over memory={self.memory:,}")
+
+    def _drop(self, name: str, reason: str) -> None:
+        self.dropped[name] = reason
+        del self.kept[name]
+
+    def _is_piece(self, last: _LastCall, query: torch.Tensor, key: torch.Tensor, axis: int) -> bool:
+        """Return True if a call is the next piece of the last one.
+
+        Its queries and keys are views behind those, or its keys are the same. Together they have no more rows than the
+        sequence that the module was given: else they are other batch elements or heads.
+        """
+        if not self._running or (self._running[-1].name or "attention") != _module(last.layer):
+            return False
+        if not _follows(last.query, query, axis) or not (_follows(last.key, key, axis) or _same(last.key, key)):
+            return False
+        for running in reversed(self._running):
+            given = [x for x in running.given.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            if not any(x.data_ptr() == query.data_ptr() and x.numel() == query.numel() for x in given):
+                lengths = [x.shape[-2] for x in given if x.ndim > 1]
+                if lengths:
+                    return last.rows + query.shape[axis] <= max(lengths)
+        return False
 
     def _wanted(self, name: str) -> bool:
         number = [*self.seen, name].index(name)
@@ -285,23 +333,78 @@ class Recorder:
         Raises ValueError if a chosen layer does not exist.
         """
         self._check_chosen()
+        self._cut_rejected()
         tokens = {}
-        for name, parts in self.texts.items():
-            ids = np.concatenate(parts, axis=-1)
-            shown = None if labels is None else tuple(tuple(labels(row)) for row in ids.tolist())
-            tokens[name] = Tokens(ids, shown)
+        for name, text in self.texts.named.items():
+            shown = None if labels is None else tuple(tuple(labels(row)) for row in text.ids.tolist())
+            tokens[name] = Tokens(text.ids, shown)
         sizes = {name: x.n for name, x in tokens.items()}
-        layers = [
-            seen.layer(name, sizes, self.belongs[name], number)
-            for number, (name, seen) in enumerate(self.seen.items())
-            if isinstance(seen, JoinedCalls)
-        ]
+        modules = [_module(name) for name in self.seen]
+        layers = []
+        for number, name in enumerate(self.seen):
+            if name in self.kept:
+                query, key = self.belongs[name]
+                of_query = self.texts.name(query, modules[number], modules)
+                texts = of_query, of_query if key is query else self.texts.name(key)
+                layers.append(self.kept[name].layer(name, sizes, texts, number))
         return layers, tokens
+
+    def _cut_rejected(self) -> None:
+        """Cut off the tokens that were not accepted of the last call.
+
+        Caches of transformers have dropped them since.
+        """
+        for name, length in self.lengths.items():
+            seen, text = self.seen[name], self.belongs[name][0]
+            rows = 0 if length is None or not seen.open else int(length()) - seen.first
+            if not seen.rows - seen.last < rows < seen.rows:
+                continue
+            if text is not None and text.ids.shape[1] == seen.rows:
+                text.ids = text.ids[:, :rows]
+            if name in self.kept:
+                try:
+                    self.kept[name].cut(rows)
+                except UnjoinableCalls as error:
+                    self._drop(name, str(error))
+
+    def warnings(self) -> Iterator[str]:
+        """Return what the layers do not show."""
+        if self.dropped:
+            yield f"layers that were not kept: {self.dropped}"
+        if late := [name for name in self.begun_later if name in self.kept]:
+            yield (
+                f"the first queries of {', '.join(late)} are missing: a call began after them, with keys that are not "
+                "those of the calls before"
+            )
+        if self.unlike:
+            yield (
+                f"the model runs {', '.join(sorted(self.unlike))} for its attention, whose output is not "
+                "softmax(scale · q kᵀ + mask) v: the captured weights are of that, and not the model's"
+            )
 
 
 def _is(chosen: int | str, number: int, name: str) -> bool:
-    """Return True if a layer was chosen by its number, name or pattern."""
-    return fnmatch.fnmatchcase(name, chosen) if isinstance(chosen, str) else chosen == number
+    """Return True if a layer was chosen by its number, name, module or a pattern."""
+    if not isinstance(chosen, str):
+        return chosen == number
+    return fnmatch.fnmatchcase(name, chosen) or fnmatch.fnmatchcase(_module(name), chosen)
+
+
+def _module(layer: str) -> str:
+    """Return the name of the module of a layer."""
+    return layer.partition("#")[0]
+
+
+def _follows(a: torch.Tensor, b: torch.Tensor, axis: int) -> bool:
+    """Return True if a and b are views of one tensor, b behind a along an axis."""
+    same = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.dtype == b.dtype
+    if not same or a.stride() != b.stride() or a.movedim(axis, 0).shape[1:] != b.movedim(axis, 0).shape[1:]:
+        return False
+    return b.storage_offset() == a.storage_offset() + a.shape[axis] * a.stride(axis)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
@@ -310,11 +413,13 @@ def _listed(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(all_of if len(all_of) <= most else [*all_of[: most - 1], "...", all_of[-1]])
 
 
-def _integers(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not x.is_floating_point() and x.dtype is not torch.bool and x.ndim in (1, 2)
+def _cached_length(running: RunningModule) -> Callable[[], Any] | None:
+    """Return a function for the length of a cache of transformers, if one is given."""
+    cache = next((x for x in running.given.values() if hasattr(x, "get_seq_length")), None)
+    return None if cache is None else partial(cache.get_seq_length, getattr(running.module, "layer_idx", None) or 0)
 
 
-def _crosses(running: _RunningModule, query: torch.Tensor) -> bool:
+def _crosses(running: RunningModule, query: torch.Tensor) -> bool:
     """Return True if the keys of a call belong to another sequence."""
     given = running.given
     if any(given.get(name) is not None for name in OTHER_SEQUENCE):

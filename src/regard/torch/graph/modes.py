@@ -87,6 +87,9 @@ functions_overridden = torch._C._is_torch_function_enabled
 no_torch_function = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 
+# The backward that runs, or -1. Without it a forward that gradient checkpoints compute again would be recorded twice.
+_backward = torch._C._current_graph_task_id
+
 # The type of jagged nested tensors. Without it they could not be told from those of the other layout.
 Jagged = NestedTensor
 
@@ -114,6 +117,11 @@ def constant(function: F) -> F:
     """Mark a function that Dynamo calls with constants while it traces, and that returns one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def in_backward() -> bool:
+    """Return True while a backward runs in this thread."""
+    return bool(_backward() != -1)
 
 
 def watched() -> bool:
