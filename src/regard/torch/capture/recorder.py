@@ -257,9 +257,13 @@ class Recorder:
                     self._times.clear()
                     self._times[module] = n
                     return nth(module, n), other
-        self.begun_later.discard(name)
-        if how is None and earlier is not None and not call.cross and np.min(call.first) > np.max(earlier.first):
-            self.begun_later.add(name)
+        if how is None and earlier is not None:
+            grows = call.end - earlier.end == call.n_q  # in cross-attention: keys of its own as well
+            later = grows if call.cross else np.min(call.first) > np.max(earlier.first)
+            if later or (name in self.begun_later and call.n_q == earlier.last):
+                self.begun_later.add(name)
+            else:
+                self.begun_later.discard(name)
         return name, how
 
     def _add(self, name: str, call: CapturedCall, how: Continuation | None) -> None:
@@ -373,8 +377,8 @@ class Recorder:
             yield f"layers that were not kept: {self.dropped}"
         if late := [name for name in self.begun_later if name in self.kept]:
             yield (
-                f"the first queries of {', '.join(late)} are missing: a call began after them, with keys that are not "
-                "those of the calls before"
+                f"the first queries of {', '.join(late)} are missing: a call began after them, and the keys before it "
+                "are not those of the earlier calls"
             )
         if self.unlike:
             yield (
