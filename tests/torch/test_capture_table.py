@@ -156,10 +156,7 @@ def pieces() -> None:
             same(layer, model[1].weights(x.tanh(), mask=regard.documents(ids), causal=causal))
 
 
-@row("sorts the patches of pictures by windows, as Qwen2.5-VL does")
-def windows() -> None:
-    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as module
-
+def with_pictures() -> Any:
     vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
               "window_size": 56, "patch_size": 14, "spatial_merge_size": 2, "fullatt_block_indexes": [1]}  # fmt: skip
     text = DECODER | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
@@ -167,7 +164,14 @@ def windows() -> None:
         text_config=text, vision_config=vision, image_token_id=57, video_token_id=58, vision_start_token_id=55,
         vision_end_token_id=56,
     )  # fmt: skip
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    return transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+@row("sorts the patches of pictures by windows, as Qwen2.5-VL does")
+def windows() -> None:
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as module
+
+    model = with_pictures()
     grid = torch.tensor([[1, 12, 8], [1, 6, 10]])
     pixels, n = torch.randn(156, 1176), 156
     ids = torch.tensor([[5, 55, *[57] * 24, 56, 55, *[57] * 15, 56, *[7] * 112]])
@@ -413,11 +417,11 @@ def towers() -> None:
 
 
 def own_softmax(
-    module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float, **_: Any
+    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, is_causal: bool | None = None, **_: Any
 ) -> Any:
-    scores = q @ k.transpose(-1, -2) * scaling
-    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril() if mask is None else mask
-    scores = scores.masked_fill(~mask, -1e30)
+    if mask is None:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(99 if is_causal is False else 0)
+    scores = (q @ k.transpose(-1, -2) * scaling).masked_fill(~mask, -1e30)
     return (scores.softmax(-1) @ v).transpose(1, 2), None
 
 
@@ -453,6 +457,13 @@ def own_function() -> None:
     layer = sharper[0]
     plain = seen[0].query.copy()
     np.testing.assert_allclose(layer.query, 2 * plain, atol=1e-12)
+    visual = with_pictures().model.visual
+    inputs = {"hidden_states": torch.randn(96, 1176), "grid_thw": torch.tensor([[1, 12, 8]])}
+    plain = [weights_of(layer) for layer in captured(visual, **inputs)]
+    transformers.AttentionInterface.register("own", own_softmax)
+    visual.set_attn_implementation("own")
+    for layer, expected in zip(captured(visual, **inputs), plain, strict=True):
+        np.testing.assert_allclose(weights_of(layer), expected, atol=1e-6)
 
 
 @row("runs your own function, which is something else")

@@ -187,21 +187,20 @@ class Recorder:
         return results[0] if len(results) == 1 else tuple(results)
 
     def own_attention(
-        self, function: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any
+        self, function: Any, module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any
     ) -> Any:
         """Call a user's own function of transformers' attention interface.
 
         Its arguments are recorded if it calls no attention that is.
         """
         calls = self.calls
-        result = function(module, query, key, value, mask, **given)
+        result = function(module, query, key, value, attention_mask, **given)
         if self.calls > calls or not self._running:
             return result
         known = (interface.attention.__kwdefaults__ or {}).keys() - {"dropout", "output_attentions", "cache"}
         with torch.no_grad():
-            ours, _ = interface.attention(
-                module, query, key, value, mask, **{name: x for name, x in given.items() if name in known}
-            )
+            options = {name: x for name, x in given.items() if name in known}
+            ours, _ = interface.attention(module, query, key, value, attention_mask, **options)
             sees = ours.ne(0).any(-1)  # what a query that sees nothing gives differs from function to function
             ours, theirs = ours[sees], result[0].reshape(ours.shape)[sees]
             near = torch.finfo(ours.dtype).eps ** 0.5 * ours.abs().max()
