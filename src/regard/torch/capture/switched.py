@@ -47,7 +47,7 @@ def on_regard(
             if implementation in own:
                 config._attn_implementation_internal = implementation
         for name in {type(module).__module__ for module in model.modules()}:
-            _replace_windows(sys.modules[name], sorted_by, stack)
+            _replace_windows(sys.modules.get(name), sorted_by, stack)
         yield
 
 
