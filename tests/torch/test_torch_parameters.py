@@ -10,6 +10,7 @@ import pickle
 import re
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -347,3 +348,30 @@ def test_a_copy_of_the_rule_alone() -> None:
 def test_wrong_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         regard.table(*arguments)
+
+
+def test_pretrained_models_are_made_on_meta(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+    class Config(transformers.PretrainedConfig):  # type: ignore[misc]
+        model_type = "regard-once"
+
+    class Model(transformers.PreTrainedModel):  # type: ignore[misc]
+        config_class = Config
+        all_tied_weights_keys: dict[str, str] = {}  # noqa: RUF012
+
+        def __init__(self, config: Config) -> None:
+            super().__init__(config)
+            self.slopes = nn.Parameter(torch.rand(4))
+            self.rule = regard.alibi(regard.table(self, "slopes"))
+            self.post_init()
+
+        def _init_weights(self, module: nn.Module) -> None:
+            pass
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return regard.attention(x, x, x, score=self.rule)
+
+    model = Model(Config())
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(Model.from_pretrained(tmp_path)(X), model(X))
