@@ -19,7 +19,7 @@ from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, lau
 from regard.engines.cpu.schedule.repeated_calls import without_options
 from regard.engines.cpu.schedule.stages import LaunchStages
 from regard.engines.cpu.schedule.work import KernelResults, source, threads_for
-from regard.engines.cpu.spec.operands import BASES, BLOCKS, FIELDS, TILE_LIST
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, FIELDS, PLAIN, TILE_LIST
 from regard.engines.cpu.spec.tiles import KEYS, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
@@ -70,7 +70,7 @@ class DecodeStep:
                 self._schedule(tiles)
             if (key, value) != self.strides:
                 self._set_strides(key, value)
-            self.bases[:5] = array("Q", addresses)
+            self.bases[: len(PLAIN)] = array("Q", addresses)
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:

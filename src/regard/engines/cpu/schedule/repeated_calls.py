@@ -12,7 +12,7 @@ from regard.engines.cpu.schedule.fields import address_of
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import RepeatedStage, address_in, launch
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, source, threads_for
-from regard.engines.cpu.spec.operands import BASES, BLOCKS, FORWARD, TILE_LIST, block_fields_of
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, FORWARD, PLAIN, TILE_LIST, block_fields_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.threads import team_for
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 REPEATED_QUERIES = 2**16  # queries up to which a call can be repeated
 NAMES = block_fields_of(FORWARD)
-PLAIN = NAMES.index("lse") + 1  # query, key, value, out and lse
+COUNT = len(PLAIN)  # query, key, value, out and lse
 
 
 class RepeatedCall:
@@ -68,9 +68,9 @@ class RepeatedCall:
 
     def point(self, bases: "array[int]", addresses: tuple[int, ...]) -> None:
         """Set the addresses of a call."""
-        bases[:PLAIN] = array("Q", addresses[:PLAIN])
-        if len(addresses) > PLAIN:
-            dense = array("Q", addresses[PLAIN:])
+        bases[:COUNT] = array("Q", addresses[:COUNT])
+        if len(addresses) > COUNT:
+            dense = array("Q", addresses[COUNT:])
             bases[self.first_dense : self.first_dense + len(dense)] = dense
 
 

@@ -104,6 +104,23 @@ OPERANDS = (
     Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
 )
 
+# The first operands of forward. Short calls write their addresses in this order, and those of dense arrays after the
+# bias, without names.
+PLAIN = "q", "k", "v", "out", "lse"
+
+
+def check_order(operands: tuple[Operand, ...] = OPERANDS) -> None:
+    """Raise AssertionError unless forward's operands begin with `PLAIN`.
+
+    Short calls would write elsewhere.
+    """
+    first = tuple(x.name for x in operands if FORWARD in x.kernels)[: len(PLAIN)]
+    if first != PLAIN:
+        raise AssertionError(f"the rows of OPERANDS that forward has must begin with {PLAIN}, got {first}")
+
+
+check_order()
+
 MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column"))
 
 # The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
