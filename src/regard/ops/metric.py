@@ -35,7 +35,7 @@ def fits(metric: Sequence[int], query: Sequence[int], layout: object = "bhnd") -
 def product(x: Array, metric: Array, transposed: bool = False) -> Array:
     """Return x M, or x Mᵀ, in the dtype of x (..., h, n, d)."""
     wide = compute_dtype(x.dtype)
-    return _rows(x, metric, wide, transposed).astype(x.dtype, copy=False)
+    return _cast(_rows(x, metric, wide, transposed), x.dtype)
 
 
 def _rows(x: Array, metric: Array, wide: np.dtype[Any], transposed: bool = False) -> Array:
@@ -79,7 +79,7 @@ def tangents(p: Problem, t: Differential) -> Differential:
     query, metric = p.factors
     parts = [(x, M) for x, M in ((t.query, metric), (query, t.metric)) if x is not None and M is not None]
     total = sum(_rows(x, M, p.compute) for x, M in parts)
-    return replace(t, query=np.asarray(total).astype(p.dtype) if parts else None, metric=None)
+    return replace(t, query=_cast(np.asarray(total), p.dtype) if parts else None, metric=None)
 
 
 def gradient_tangents(p: Problem, t: Differential, g: Differential, dg: Differential) -> Differential:
@@ -96,7 +96,7 @@ def gradient_tangents(p: Problem, t: Differential, g: Differential, dg: Differen
         rows = rows + _rows(g.query, t.metric, p.compute, True)
     if t.query is not None:
         total = total + _outer(p, t.query, g.query, np.float64)
-    return replace(dg, query=rows.astype(p.dtype, copy=False), metric=total.astype(metric.dtype))
+    return replace(dg, query=_cast(rows, p.dtype), metric=_cast(total, metric.dtype))
 
 
 def _outer(p: Problem, x: Array, g: Array, dtype: Any = None) -> Array:
@@ -111,4 +111,10 @@ def _outer(p: Problem, x: Array, g: Array, dtype: Any = None) -> Array:
     x = np.where((g != 0).any(axis=-1, keepdims=True), x, x.dtype.type(0))
     left, right = (np.ascontiguousarray(y, np.float64).reshape(-1, *y.shape[-3:]) for y in (x, g))
     total: Array = np.einsum("bhia,bhic->hac" if metric.ndim == 3 else "bhia,bhic->ac", left, right, optimize=False)
-    return total.astype(dtype or metric.dtype)
+    return _cast(total, dtype or metric.dtype)
+
+
+def _cast(x: Array, dtype: Any) -> Array:
+    """Return x in a dtype, infinite beyond its range."""
+    with np.errstate(over="ignore"):
+        return x.astype(dtype, copy=False)

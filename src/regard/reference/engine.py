@@ -25,6 +25,7 @@ def supports(p: Problem) -> str | None:
     return None
 
 
+@np.errstate(all="ignore")
 def rounded(p: Problem, x: Outputs) -> Outputs:
     """Round outputs to the dtypes of a call."""
     dtypes = (p.dtype, p.compute, p.compute)
@@ -87,6 +88,7 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
     return mass, largest
 
 
+@np.errstate(all="ignore")
 def fitted(p: Problem, g: Differential) -> Differential:
     """Round each gradient to the dtype of its input."""
 

@@ -119,8 +119,12 @@ class Gradients:
         if self.sink is not None:
             self.sink[block.heads.kv, block.heads.group] += d_sink[:, :, 0, block.valid, 0].sum(axis=-1)
 
+    @np.errstate(all="ignore")
     def result(self) -> Differential:
-        """Return each gradient in the shape and dtype of its input."""
+        """Return each gradient in the shape and dtype of its input.
+
+        It is infinite beyond the range of that.
+        """
         p = self.p
 
         def fit(x: Array | None, like: Array | None) -> Any:
