@@ -107,6 +107,11 @@ SPECIALS = (
     Special("a large sink", fixed(1, 2), [[1.0], [2]], {"sink": np.array([1e30])}),
     Special("a small sink", fixed(1e4, 2), [[1.0], [2]], {"sink": np.array([-1e30])}),
     Special("a sink of minus infinity", fixed(1, 2), [[1.0], [2]], {"sink": np.array([-INF])}),
+    *(Special(f"a sink of {x:g}", fixed(1, 2), [[1.0], [2]], {"sink": np.array([x])}) for x in (3e38, -3e38)),
+    *(Special(f"a sink of {x:g} alone", fixed(1, 2), [[1.0], [2]], {"sink": np.array([x]), "mask": regard.padding(0)})
+      for x in (3e38, -3e38, INF)),
+    Special("a sink of 3e38 beside a score of 1e38", fixed(1e38, 2), [[1.0], [2]],
+            {"sink": np.array([3e38]), "scale": 1.0}, most=1e38),
 )  # fmt: skip
 STATISTICS = ["lse", "entropy", "max", "argmax", "received"]
 

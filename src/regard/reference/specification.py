@@ -85,10 +85,10 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     m = np.maximum(S.max(axis=-1, initial=-np.inf), sink)
     m = np.where(m == -np.inf, 0, m)  # a query that sees nothing: every exp below is 0
     log_sum = np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))
-    lse = m + log_sum
+    lse = np.where(visible.any(axis=-1), m + log_sum, sink)
     logP = np.where(visible, S - m[..., None] - log_sum[..., None], 0)  # not S − lse: a large m absorbs log_sum
     P = rounded(np.where(visible, np.exp(logP), 0), short)
-    p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - log_sum))
+    p_sink = np.where(sink == -np.inf, 0, np.where(visible.any(axis=-1), np.exp(sink - m - log_sum), 1))
     D = np.ones(T.shape, real)
     if p.dropout:
         D = np.broadcast_to(dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))

@@ -11,7 +11,7 @@ import emulated
 import regard
 from engines.cpu.test_targets import HERE
 from regard.engines.cpu.target.instructions import targets
-from special import ROWS, SPECIALS, Special, check
+from special import ROWS, SPECIALS, Special, check, fixed
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = np.float32, np.float64, np.float16, BF16
@@ -56,3 +56,15 @@ def test_a_lone_key_has_the_weight_1(name: str, x: float) -> None:
         np.testing.assert_allclose(seen.lse, float(k[0, 0]), rtol=1e-6)
         g = regard.attention_vjp(q, k, v, np.ones((rows, 1), BF16), engine="cpu")
         assert (g.value == rows).all()
+
+
+@pytest.mark.skipif(not any(t.runs and (t.bf16_dot or t.amx) for t in targets().values()), reason="no bf16 pairs")
+@pytest.mark.parametrize("rows", ROWS)
+def test_scores_of_bf16_pairs_may_have_no_logarithm_of_base_2(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 2.36e38, which times log2 e is infinite."""
+    for name in [t.name for t in targets().values() if t.runs and (t.bf16_dot or t.amx)]:
+        monkeypatch.setenv("REGARD_CPU", name)
+        for keys in ((3e38, 2.5e38), (-3e38, -3.2e38), (3e38,)):
+            values = [[float(n + 2), -3.0] for n in range(len(keys))]
+            special = Special(str(keys), fixed(*keys), values, {"scale": 1.0}, most=3.2e38)
+            check(special, ml_dtypes.bfloat16, "cpu", rows)

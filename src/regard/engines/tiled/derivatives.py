@@ -43,7 +43,7 @@ class BlockOutputs(BlockLse):
     def p_sink(self) -> Any:
         """The weight of the sink."""
         sink = self.block.heads.sink
-        return 0 if sink is None else weight(sink[..., None, None], self.lse)
+        return 0 if sink is None else np.where(self.lse == np.inf, 1, weight(sink[..., None, None], self.lse))
 
     @cached_property
     def total(self) -> Array:

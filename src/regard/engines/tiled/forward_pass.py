@@ -193,7 +193,10 @@ class OnlineSoftmax:
         """Return m with the sink, exp(old maximum − m), and the sum of exponentials."""
         m = self.m if self.sink is None else np.maximum(self.m, self.sink)
         old = np.exp(self.m - finite(m))
-        return m, old, self.l * old + (0 if self.sink is None else np.exp(self.sink - finite(m)))
+        if self.sink is None:
+            return m, old, self.l * old
+        alone = (self.m == -np.inf) & (self.sink == np.inf)  # ∞ − ∞ is NaN
+        return m, old, self.l * old + np.exp(np.where(alone, 0, self.sink - finite(m)))
 
 
 class TopKeys:

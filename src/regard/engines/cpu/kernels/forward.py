@@ -168,28 +168,21 @@ class ForwardKernel:
         """
         k, spec, state, softmax, load = self.k, self.spec, block.merged, self.softmax, self.lanes.load
         one, zero = k.constant(self.real, 1.0).spread(self.lanes.W), self.lanes.zero()
-        natural_scale, sinks = softmax.natural_scale, k.pointer("sink", self.real)
         with k.loop(self.lanes.B, step=self.lanes.W) as c:
             largest, l = load(state.m, c), load(state.l, c)
-            m_old = softmax.scaled(largest)
-            m, old = m_old, one
+            old = one
             if spec.sink:
-                position = block.state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
-                sink = sinks.gather(position)
-                sink = sink if spec.ruled else sink * mathematics.LOG2_E
-                m = k.maximum(m_old, sink)
-                shift = finite(k, m)
-                old = softmax.power(m_old - shift)
-                l = k.fma(l, old, softmax.power(sink - shift))
+                natural, below, sink_below = self.with_sink(largest, self.sink(block, c))
+                old = softmax.power(below)
+                l = k.fma(l, old, softmax.power(sink_below))
             inverse = k.where(l == 0.0, zero, one / l)
-            natural = m * natural_scale
-            if spec.sink and not spec.ruled:  # a large sink without rounding: its gradient is exp(sink − lse)
-                natural = k.where(is_large(k, m, m) & (m == sink), sinks.gather(position), natural)
+            if not spec.sink:
+                natural = softmax.natural_maximum(largest)
             self.scratch.top[c] = natural + mathematics.log(k, l)  # lse
             if spec.entropy:
-                own_sum, e = load(state.l, c), load(state.e, c) * natural_scale
+                own_sum, e = load(state.l, c), load(state.e, c) * softmax.natural_scale
                 if spec.sink:
-                    e = softmax.moved(e, own_sum, old, (m_old - finite(k, m)) * natural_scale)
+                    e = softmax.moved(e, own_sum, old, below * softmax.natural_scale)
                 positive = k.where(l == 0.0, one, l)
                 state.e[c] = (own_sum * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
@@ -205,6 +198,30 @@ class ForwardKernel:
             state.m[c] = k.where(load(state.l, c) == 0.0, zero, heaviest)
             self.scratch.rescale[c] = factor
         self.divide(block)
+
+    def with_sink(self, largest: Value, sink: Value) -> tuple[Value, Value, Value]:
+        """Return the maximum of scores and sinks, and how far both are below it.
+
+        largest: the maximum of scores. Distances are in the scale of exponents. Large sinks are not scaled: that may
+        overflow, and it rounds them, but their gradient is exp(sink − lse).
+        """
+        k, natural, scaled = self.k, self.softmax.natural_maximum(largest), self.softmax.scaled(largest)
+        scaled_sink = sink if self.spec.ruled else sink * mathematics.LOG2_E
+        m = k.maximum(scaled, scaled_sink)
+        shift, top = finite(k, m), k.maximum(natural, sink)
+        below, sink_below = scaled - shift, scaled_sink - shift
+        if not self.spec.ruled:
+            far = is_large(k, top, top * mathematics.LOG2_E)
+            below = k.where(far, (natural - top) * mathematics.LOG2_E, below)
+            sink_below = k.where(far, (sink - top) * mathematics.LOG2_E, sink_below)
+            top = k.where(far, top, m * mathematics.LN_2)
+        alone = (natural == -math.inf) & (sink == math.inf)  # ∞ − ∞ is NaN
+        return top, below, k.where(alone, self.lanes.zero(), sink_below)
+
+    def sink(self, block: RowBlock, c: Value) -> Value:
+        """Return the sinks of a vector of lanes."""
+        head = block.state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
+        return self.k.pointer("sink", self.real).gather(head)
 
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l."""

@@ -41,7 +41,7 @@ class TangentKernel(ForwardKernel):
         state, scratch = block.merged, self.scratch
         natural_scale = self.softmax.natural_scale
         with k.loop(lanes.B, step=lanes.W) as c:
-            scratch.old[c] = self.softmax.scaled(load(state.m, c)) * natural_scale
+            scratch.old[c] = self.softmax.natural_maximum(load(state.m, c))
         super().finish(block)
         sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
         with k.loop(lanes.B, step=lanes.W) as c:
@@ -55,7 +55,8 @@ class TangentKernel(ForwardKernel):
             if "sink" in spec.varies:
                 h = block.state.h.load(c, lanes.W).to(I64) - block.field("h") + block.field("head")
                 sink, sink_dot = (x.gather(h) for x in sinks)
-                p_sink = mathematics.weight2(k, (sink - finite(k, lse)) * mathematics.LOG2_E)
+                below = k.where(lse == math.inf, lanes.zero(), sink - finite(k, lse))
+                p_sink = mathematics.weight2(k, below * mathematics.LOG2_E)
                 lse_dot = k.fma(p_sink, sink_dot, lse_dot)
             scratch.old[c], scratch.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
         output = self.own.O_dot if spec.given else state.O

@@ -41,9 +41,21 @@ def subtract_lse(lanes: Lanes, tile: KeyTile, lse: Pointer, scale: Value | None)
         far = natural != 0.0
         with k.when(far.any()), k.loop(tile.stop, start=tile.first) as p:
             s = lanes.load(P, p * lanes.B, c)
-            score = (s if scale is None else s * scale) * mathematics.LN_2
+            score = natural_score(k, s, scale)
             below = k.minimum(lanes.zero(), score - natural) * mathematics.LOG2_E
             P[p * lanes.B + c] = k.where(far, below if scale is None else below / scale, s)
+
+
+def natural_score(k: Kernel, s: Value, scale: Value | None) -> Value:
+    """Return a score from a QK product, which `scale` makes a logarithm of base 2.
+
+    That may be infinite where the score is finite.
+    """
+    if scale is None:
+        return s * mathematics.LN_2
+    scaled = s * scale
+    fits = k.intrinsic("fabs", s.type, scaled) <= LARGEST[s.type.name]
+    return k.where(fits, scaled * mathematics.LN_2, s * (scale * mathematics.LN_2))
 
 
 class RunningSoftmax:
@@ -91,6 +103,10 @@ class RunningSoftmax:
     def scaled(self, m: Value) -> Value:
         """Return a maximum in the scale of exponents."""
         return m if self.maximum_scale is None else m * self.maximum_scale
+
+    def natural_maximum(self, m: Value) -> Value:
+        """Return a maximum as a natural score."""
+        return m if self.spec.ruled else natural_score(self.k, m, self.maximum_scale)
 
     def reference(self, m: Value) -> tuple[Value | None, Value]:
         """Return numbers to subtract before and after scaling, one of which is 0.

@@ -48,7 +48,8 @@ class BackwardArrays:
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
         self.p_sink: Any = real.type(0)
         if p.sink is not None:
-            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(by_head(p, p.sink)[:, None] - self.lse))
+            below = np.where(self.lse == np.inf, 0, by_head(p, p.sink)[:, None] - self.lse)
+            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(below))
         self.given = None if ct.lse is None else ct.lse.astype(real)
         self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
         if self.d_entropy is not None:

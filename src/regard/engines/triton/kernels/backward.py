@@ -25,7 +25,7 @@ from regard.engines.triton.kernels.addresses import (
     store_matrix,
     store_rows,
 )
-from regard.engines.triton.kernels.forward import finite
+from regard.engines.triton.kernels.forward import sink_weight
 from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tile_gradients
 from regard.engines.triton.kernels.tiles import over_keys, over_rows, product
 from regard.engines.triton.language.functions import real
@@ -96,7 +96,7 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     zero = tl.zeros([F.M], F.REAL)
     p_sink, p_sink_dot = zero, zero
     if arrays.sink is not None:
-        p_sink = tl.exp(load_head(arrays.sink, r, F.REAL) - finite(lse))
+        p_sink = sink_weight(load_head(arrays.sink, r, F.REAL), lse)
     if ALONG:
         lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
         p_sink_dot = -p_sink * lse_dot

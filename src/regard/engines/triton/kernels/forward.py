@@ -81,6 +81,12 @@ def finite(m):
 
 
 @triton.jit
+def sink_weight(sink, lse):
+    """Return exp(sink − lse); 1 for an infinite sink alone, where ∞ − ∞ would be NaN."""
+    return tl.where(lse == INFINITY, 1.0, tl.exp(sink - finite(lse)))
+
+
+@triton.jit
 def moved(e, l, factor, shift):
     """Rescale e to another maximum; `factor` is exp(shift), 0 where there was nothing."""
     return tl.where(factor == 0, 0.0, factor * (e + tl.where(factor == 0, 0.0, shift) * l))
@@ -148,7 +154,8 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
     old = tl.exp(a.m - finite(m))
     l = a.l * old
     if arrays.sink is not None:
-        l += tl.exp(sink - finite(m))
+        share = tl.exp(sink - finite(m))
+        l += tl.where(a.m == -INFINITY, tl.where(m == INFINITY, 1.0, share), share)  # ∞ − ∞ is NaN
     positive = tl.where(l == 0, 1.0, l)
     log_sum = tl.where(l == 0, -INFINITY, m + tl.log(positive))
     O = a.O * (old / positive)[:, None]
@@ -162,7 +169,7 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
         H = (a.l * old * tl.log(positive) - shifted) / positive
         store_rows(results.entropy, call, rows, H)
     if W.BEST:
-        store_rows(results.max, call, rows, tl.exp(a.m - finite(log_sum)))
+        store_rows(results.max, call, rows, old / positive)
         store_rows(results.argmax, call, rows, tl.where(a.best == NO_KEY, -1, a.best))
     if W.COUNT:
         store_rows(results.visible, call, rows, a.seen)

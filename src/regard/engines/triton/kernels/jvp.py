@@ -18,7 +18,7 @@ from regard.engines.triton.kernels.addresses import (
     store_matrix,
     store_rows,
 )
-from regard.engines.triton.kernels.forward import finite
+from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tangent_scores
 from regard.engines.triton.kernels.tiles import dropped, over_keys, product
 from regard.engines.triton.language.functions import real
@@ -81,7 +81,7 @@ def tangent(arrays, rules, call, task, F: tl.constexpr):
     if task.direction.sink is not None:
         sink = load_head(arrays.sink, rows, F.REAL)
         sink_dot = load_head(task.direction.sink, rows, F.REAL)
-        lse_dot += tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL))) * sink_dot
+        lse_dot += sink_weight(sink, load_rows(task.known.lse, call, rows, F.REAL)) * sink_dot
     finish(a, lse_dot, call, task, rows, F)
 
 

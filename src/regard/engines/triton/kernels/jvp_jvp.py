@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.kernels.addresses import keys_of, load_dense, load_head, load_rows, rows_of_program
-from regard.engines.triton.kernels.forward import finite
+from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.jvp import TangentSums, finish, nothing
 from regard.engines.triton.kernels.tile_derivatives import (
     key_operands,
@@ -118,6 +118,6 @@ def jvp_jvp(arrays, rules, call, task, SCORE_TANGENTS: tl.constexpr, F: tl.const
     lse = a.mean
     if arrays.sink is not None:
         sink = load_head(arrays.sink, rows, F.REAL)
-        p_sink = tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL)))
+        p_sink = sink_weight(sink, load_rows(task.known.lse, call, rows, F.REAL))
         lse += p_sink * sink_minus_lse(task.direction, call, rows, F) * sink_minus_lse(task.other, call, rows, F)
     finish(a, lse, call, task, rows, F)
