@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
 CPU = (
-    r"engines/cpu/test_(backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets|special_targets|"
+    r"engines/cpu/test_(backward_tangent|tangent|second_pass|weights|matrices|guard_pages|cpu_bits|targets|special_targets|"
     r"block_mask|plans)\.py"
 )
 
@@ -50,6 +50,7 @@ TABLE: tuple[Row, ...] = (
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),
+    Row(r"TestCpu::test_(weights_of_large|what_overflows)", "slow", "compiles kernels"),
     Row(r"TestCpu::test_(special|second_\w+|tangents|what_is_hidden|ties)", "slow", "compiles kernels", 3),
     Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
     Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),

@@ -58,7 +58,7 @@ LAZY = {
     "regard.engines.cpu": (
         "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work engines.cpu.schedule.decoding "
         "engines.cpu.schedule.repeated_calls engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
-        "engines.cpu.schedule.work "
+        "engines.cpu.schedule.weights_work engines.cpu.schedule.work "
         "engines.cpu.target.instructions engines.tiled engines.tiled.forward_pass",
         COMPILER + "; a plain call needs no tiles on NumPy",
     ),

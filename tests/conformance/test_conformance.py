@@ -1,6 +1,7 @@
 """Every case, on every engine, against the specification, within the error bound."""
 
 import os
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,7 @@ class Conformance:
     threads: tuple[int, ...] = (1, 3)
     best: tuple[int, ...] = (1, 2, 8, 20, 40)
     length = 150
+    long = 10_000  # keys that make a large problem with the 120 queries of these tests
     widest = 1024  # features of a head
     same_bits = True  # of a part of the weights and of all
 
@@ -188,6 +190,46 @@ class Conformance:
             np.testing.assert_array_equal(tile, whole[..., rows, cols])
         exact, naive = exact[..., rows, cols], naive[..., rows, cols]
         assert_within("weights of some", tile, exact, naive, 8 * exact, p.dtype)
+
+    def test_weights_of_large_scores(self) -> None:
+        """Scores up to 400, as real models have, where a rounded lse is off by more than the bound."""
+        rng = np.random.default_rng(6)
+        rows, cols = slice(2, 40, 3), slice(5, -7)
+        for n, dtype, largest in (
+            (self.length, np.float32, 100),
+            (self.long, np.float32, 400),
+            (self.long, ml_dtypes.bfloat16, 400),
+        ):
+            q, k = rng.standard_normal((2, 60, 16)), rng.standard_normal((1, n, 16))
+            q *= largest / np.abs(q @ k.swapaxes(-1, -2)).max(axis=(1, 2), keepdims=True)
+            q, k = q.astype(dtype), k.astype(dtype)
+            options: dict[str, Any] = {"scale": 1.0, "sink": np.array([0.5, largest / 2])}
+            p = problem_from(q, k, k, **options)
+            exact, naive = specification.weights(p), specification.weights(p, np.float32)
+            options["engine"] = self.engine
+            _, P, seen = regard.attention(q, k, k, **options, return_weights=True, observe=["lse", ROWS_OF])
+            assert_within("weights", P, exact, naive, exact, p.dtype)
+            some = ..., [2, 0], slice(None)
+            assert_within("rows", seen[ROWS_OF], exact[some], naive[some], exact[some], p.compute)
+            tile = regard.weights(q, k, **options, lse=seen.lse, rows=rows, cols=cols)
+            size = exact * (1 + np.abs(seen.lse[..., None]) / 8)  # an eps of |lse| in addition
+            assert_within("tile", tile, *(x[..., rows, cols] for x in (exact, naive, size)), p.dtype)
+
+    @pytest.mark.parametrize("score", [15_600.0, -15_600.3, 3e6])
+    def test_a_lone_key_has_all_of_the_weight(self, score: float) -> None:
+        """However its score is rounded, in a long call as in a short one, in parts and in statistics."""
+        for n in (4, self.long):
+            rng = np.random.default_rng(7)
+            q, k = np.ones((1, 120, 64), np.float32), rng.standard_normal((1, n, 64), np.float32) / 100
+            key = np.float32(score / 64) * rng.uniform(0.5, 1.5, 64).astype(np.float32)
+            k[0, n // 2] = key
+            options: dict[str, Any] = {"scale": 1.0, "engine": self.engine}
+            if score < 0:
+                options["mask"] = np.arange(n) == n // 2
+            _, P, seen = regard.attention(q, k, k, **options, return_weights=True, observe=["lse", "max", ROWS_OF])
+            tile = regard.weights(q, k, **options, lse=seen.lse, cols=slice(n // 2, n // 2 + 1))
+            for found in (P[..., n // 2], tile[..., 0], seen.max, seen[ROWS_OF][..., n // 2]):
+                np.testing.assert_array_equal(found, 1)
 
     def test_gradients(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
@@ -301,6 +343,23 @@ class Conformance:
             for name in ("out", "lse"):
                 assert getattr(without, name).tobytes() == getattr(got, name).tobytes()
 
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=["float16", "float32"])
+    def test_what_overflows_is_infinite_without_a_warning(self, dtype: Any) -> None:
+        rng, largest = np.random.default_rng(8), float(np.finfo(dtype).max) / 2
+        q, k, dout = (rng.standard_normal((2, 20, 4)).astype(dtype) for _ in range(3))
+        metric, v = np.full((4, 4), 200, dtype), (rng.choice([-1, 1], (2, 20, 4)) * largest).astype(dtype)
+        dout *= dtype(largest / 8)
+        options: dict[str, Any] = {"sink": rng.standard_normal(2).astype(dtype), "engine": self.engine}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for more in ({"metric": metric}, {}):
+                g = regard.attention_vjp(q, k, v, dout, **options, **more)
+                regard.attention_jvp(q, k, v, dquery=dout, dvalue=v, **options, **more)
+                regard.attention_vjp_jvp(q, k, v, dout, regard.Differential(query=dout), **options, **more)
+            regard.attention(q, k, v, **options, dropout=0.5, seed=1)
+        assert g.query is not None
+        assert not np.isfinite(g.query).all()
+
     @pytest.mark.parametrize("special", SPECIALS, ids=str)
     def test_special_values(self, special: Special) -> None:
         for dtype in filter(special.fits, self.dtypes_of_specials(special)):
@@ -406,9 +465,15 @@ class OnInterpreter(Conformance):
     The test of second derivatives looks at tangents too, and forward's statistics are made of weights.
     """
 
-    threads, best, length = (1,), (2, 40), 70
+    threads, best, length, long = (1,), (2, 40), 70, 70
     same_bits = False  # products are those of BLAS, and on some processors (seen: Zen 3) their bits depend on the shape
-    SPECIALS = ("one key, score 5e+08", "NaN in a key", "rows that see nothing", "a large sink")
+    SPECIALS = (
+        "one key, score 5e+08",
+        "NaN in a key",
+        "rows that see nothing",
+        "a large sink",
+        "a sink of inf alone",
+    )
     SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
     OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
     OF_BFLOAT16 = ("test_forward", "test_gradients", "test_second_tangents")

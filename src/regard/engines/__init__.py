@@ -11,8 +11,9 @@ The specification is the engine "spec", which runs only when it is named.
 
 An engine is a module with NAME, ABOUT, KNOWS and the functions of `Engine`. KNOWS says, for each function, which
 optional fields of a `Problem` it knows. A problem that uses another one is refused, never computed without it. `state`
-and `supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` and `maps`
-(`regard.pooled`, mass and max) take an lse, which may be that of more keys than the problem has. The derivatives:
+and `supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the
+problem's own lse: rows with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse
+that may be that of more keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their

@@ -200,6 +200,9 @@ def weights(
     it, only that part is computed. Without it, a pass of these rows over all keys comes first. The
     other arguments are those of `attention`. Returns (..., h, rows, cols), in the inputs' dtype.
 
+    Rows with all keys sum to 1, with the sink's share, and have the error of a plain softmax. In
+    other parts of large calls the rounding of lse adds a relative error of |lse| eps.
+
     Raises ValueError for the lse of another call: with it, the weights of sampled rows do not sum
     to 1.
 

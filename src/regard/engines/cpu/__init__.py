@@ -3,7 +3,11 @@
 Kernels are written in Python and compiled by LLVM for the instruction set at hand.
 
 Forward, backward and the tangents of both are kernels. lse and entropy are exact, and the largest weight comes with
-them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+them. Weights and some statistics start from that lse, in a second pass that computes the same scores. Few weights, and
+statistics of many keys, run on `regard.engines.tiled`.
+
+Without a rule or a bias, scores of float32 are logarithms of base 2. So they are infinite beyond 2.36e38, and not from
+3.4e38 on: keys with such scores give NaN, or count as hidden if all of a row are below −2.36e38.
 """
 
 import functools
@@ -172,9 +176,18 @@ def decode_step(p: Problem) -> Any:
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    from regard.engines import tiled
+    """Return a part of the weights, of small problems by NumPy.
 
-    return tiled.weights(p, lse, rows, cols)
+    That takes less time than a kernel takes to compile.
+    """
+    from regard.engines.tiled import forward_pass as tiled
+
+    if tiled.is_small(p):
+        return tiled.weights(p, lse, rows, cols)
+    from regard.engines.cpu.schedule import weights_work
+    from regard.engines.cpu.target.instructions import chosen
+
+    return weights_work.weights(p, chosen(), lse, rows, cols)
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:

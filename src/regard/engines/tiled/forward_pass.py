@@ -46,6 +46,8 @@ from regard.runtime.threads import num_threads, spread_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+SMALL = 2**20  # query-key pairs of a problem that is small
+
 
 def threads_for(p: Problem, rows: int | None = None) -> int:
     """Return the number of threads for `rows` rows of a call, all by default.
@@ -313,7 +315,7 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
         for block in heads.blocks:
             block_lse = BlockLse(block, lse)
             for chunk in block.chunks():
-                P = block_lse.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.head_shape, BLOCK_Q, -1)
+                P = by_rows(block_lse.weights(chunk, chunk.raw())[1])
                 for s, total in totals:
                     ADD[type(s)](s, total, P, block, chunk)
 
@@ -386,27 +388,65 @@ def touched(edges: Array, part: slice) -> tuple[slice, Array]:
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """Return any part of the weights, P (..., h, rows, cols).
 
-    It is computed from the same tiles as in forward.
+    It is computed from the same tiles as in forward. Rows with every key are a softmax of their own scores, and `lse`
+    is not read; small problems take the part from such rows. Elsewhere the rounding of lse adds |lse| eps to the error.
     """
     if isinstance(rows, range) and rows.step < 0:
         return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
     if cols.step < 0:
         return weights(p, lse, rows, cols[::-1])[..., ::-1]
+    if len(cols) < p.n_k and is_small(p):
+        whole_rows = weights(p, lse, rows, range(p.n_k))
+        return np.ascontiguousarray(whole_rows[..., cols.start : cols.stop : cols.step])
     tile = np.zeros(p.shape(len(rows), len(cols)), p.compute)
 
-    def work(block: QueryBlock) -> None:
+    def part(block: QueryBlock) -> None:
         own = block.heads.own(tile)
         take, put = overlap(rows, block.start, BLOCK_Q)
         block_lse = BlockLse(block, lse)
         for chunk in block.chunks():
             columns, put_columns = overlap(cols, chunk.start, chunk.T * BLOCK_K)
             if put_columns.start < put_columns.stop:
-                P = block_lse.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.head_shape, BLOCK_Q, -1)
+                P = by_rows(block_lse.weights(chunk, chunk.raw())[1])
                 own[..., put, put_columns] = P[..., take, columns]
 
+    def whole(block: QueryBlock) -> None:
+        own, sink, chunks = block.heads.own(tile), block.heads.sink, list(block.chunks())
+        take, put = overlap(rows, block.start, BLOCK_Q)
+        if not chunks:
+            return
+        seen = slice(chunks[0].in_call.start, chunks[-1].in_call.stop)
+        P = own[..., put, seen]  # a view, unless rows are listed
+        P[...] = -np.inf
+        for chunk in chunks:
+            into = slice(chunk.in_call.start - seen.start, chunk.in_call.stop - seen.start)
+            P[..., into] = by_rows(chunk.scores(chunk.raw()))[..., take, chunk.valid]
+        m = P.max(axis=-1, keepdims=True)
+        m = finite(m if sink is None else np.maximum(m, sink[..., None]))
+        m[m == np.inf] = np.nan
+        hidden = masked(P) if np.isnan(m).any() else None
+        P -= m
+        np.exp(P, out=P)
+        if hidden is not None:
+            np.copyto(P, 0, where=hidden)
+        total = P.sum(axis=-1, keepdims=True) + (0 if sink is None else np.exp(sink[..., None] - m))
+        P *= np.where(total > 0, 1 / total, 1)
+        if not isinstance(put, slice):
+            own[..., put, seen] = P
+
     if len(rows) and len(cols):
-        spread_blocks(p, work, rows, cols)
+        spread_blocks(p, whole if len(cols) == p.n_k else part, rows, cols)
     return tile
+
+
+def is_small(p: Problem) -> bool:
+    """Test for a problem whose whole rows of weights take a few milliseconds."""
+    return p.batch * p.heads * p.n_q * p.n_k <= SMALL
+
+
+def by_rows(x: Array) -> Array:
+    """Join the tiles of a chunk (kv heads, group, T, BLOCK_Q, BLOCK_K) to rows."""
+    return x.swapaxes(2, 3).reshape(*x.shape[:2], BLOCK_Q, -1)
 
 
 def overlap(wanted: Positions, start: int, size: int) -> tuple[Any, Any]:

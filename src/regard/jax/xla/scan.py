@@ -91,7 +91,7 @@ def one(task: PrimitiveTask, *operands: Any) -> list[Any]:
     if task.kind == "forward":
         found = Blocks(task, x).forward()
     elif task.kind == "weights":
-        found = {"weights": Blocks(task, x, whole=True).weights(x["lse"])}
+        found = {"weights": Blocks(task, x, whole=True).weights()}
     elif task.kind == "jvp":
         found = tangent(inputs)
     elif task.kind == "jvp_jvp":
@@ -288,14 +288,21 @@ class Blocks:
         }
         return {n: self.per_query(found[n], n) for n in self.call.outputs}
 
-    def weights(self, lse: Any) -> Any:
-        """Return exp(S − lse) as (..., h, n_q, n_k)."""
+    def weights(self) -> Any:
+        """Return the softmax of all scores as (..., h, n_q, n_k).
+
+        It does not follow from lse, which holds few digits next to a large score.
+        """
 
         def query_block(r: Any, a: Arrays) -> Any:
             S, visible, _ = self.scores(r, 0, a)
-            return jnp.where(visible, jnp.exp(jnp.where(visible, S - finite(a["lse"])[..., None], 0)), 0)
+            S = jnp.where(visible, S, -jnp.inf)
+            m = finite(jnp.maximum(S.max(-1, initial=-jnp.inf), self.sink))[..., None]
+            P = jnp.where(visible, jnp.exp(jnp.where(visible, S - m, 0)), 0)
+            total = P.sum(-1, keepdims=True) + jnp.exp(self.sink[..., None] - m)
+            return jnp.where(visible, P / jnp.where(total == 0, 1, total), 0)
 
-        return self.per_query(self.over_queries(query_block, lse=self.heads(lse)), "weights").astype(self.dtype)
+        return self.per_query(self.over_queries(query_block), "weights").astype(self.dtype)
 
 
 def scan(

@@ -474,7 +474,7 @@ def attention(
     call_options: dict[str, Any] = {
         "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
-        "observe": None if sinks is None and (s_aux is None or not output_attentions) else ("lse",),
+        "observe": None if sinks is None else ("lse",),
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
     if isinstance(attention_mask, MASKS):
@@ -508,8 +508,6 @@ def attention(
     out, *others = found
     weights = others[0] if output_attentions else None
     lse = None if call_options["observe"] is None else others[-1].lse[..., None]
-    if weights is not None:
-        weights = normalized(weights, None if s_aux is None else torch.exp(s_aux[:, None, None] - lse))
     if sinks is not None:
         # exp(lse) / (exp(lse) + exp(sink)): the share that a sink of each query leaves to the keys.
         left = torch.sigmoid(lse - sinks)
@@ -540,18 +538,6 @@ def active_collector() -> Any:
 
 
 _active_collector_once = cache(active_collector)  # an import statement in each layer takes microseconds
-
-
-def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
-    """Scale weights (..., n_q, n_k) to sum to 1 together with a sink.
-
-    Weights of a query that sees nothing stay 0. Weights are exp(score - lse), and float32 holds an
-    lse to 2^-24 of its size. At scores of 1,000, as from relative positions, every weight of a row
-    would be off by the same 3e-5.
-    """
-    total = weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
-    total = total if sink is None else total + sink
-    return (weights / torch.where(total > 0, total, 1)).to(weights.dtype)
 
 
 def chosen_keys(indices: torch.Tensor, n_k: int) -> torch.Tensor:

@@ -231,10 +231,13 @@ class Head:
     def weights(self, rows: range, cols: range) -> Array:
         """Return the exact weights (rows, cols) of these queries on these keys.
 
-        They are computed from lse and these scores alone.
+        They are computed from lse and these scores alone. Where pairs are few, whole rows are, as a softmax: their
+        scores are NumPy's, and a given lse may be that of a kernel's scores.
         """
         self.lse_of(rows)
-        return np.asarray(self.engine.weights(self.problem, self._lse[None], rows, cols)[0])
+        few = self.n_q * self.n_k <= SMALL
+        found = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
+        return np.asarray(found[:, cols.start : cols.stop : cols.step] if few else found)
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
         """Return weights as float32, NaN where a pair is certainly hidden."""
@@ -249,13 +252,12 @@ class Head:
         p = self.problem
         _, S = rowsums.scores(p, rows)
         with np.errstate(all="ignore"):
-            if self._known.all():
-                lse = self._lse[rows]
-            else:
-                top = S.max(axis=1, initial=-np.inf)
-                lse = top + np.log(np.exp(S - np.where(top == -np.inf, 0, top)[:, None]).sum(axis=1))
-                lse = lse if p.sink is None else np.logaddexp(lse, p.sink[0].astype(lse.dtype))
-            return np.asarray(np.exp(S - np.where(lse == -np.inf, 0, lse)[:, None]))
+            top = S.max(axis=1, keepdims=True, initial=-np.inf)
+            top = top if p.sink is None else np.maximum(top, p.sink[0].astype(S.dtype))
+            top = np.where(top == -np.inf, 0, top)
+            P = np.exp(S - top)
+            total = P.sum(axis=1, keepdims=True) + (0 if p.sink is None else np.exp(p.sink[0].astype(S.dtype) - top))
+            return np.asarray(P / np.where(total == 0, 1, total))
 
     @cached_property
     def counts_keys(self) -> bool:

@@ -12,6 +12,7 @@ from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.prefill import Prefill
 from regard.engines.cpu.kernels.softmax import finite, is_large, subtract_lse
 from regard.engines.cpu.kernels.tiles import KeyTile
+from regard.engines.cpu.kernels.weights import StoredWeights
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I64
@@ -22,7 +23,7 @@ from regard.engines.cpu.spec.tiles import KEYS
 
 
 class SecondPassKernel(ForwardKernel):
-    """The second-pass kernel: forward's scores, and reductions in place of O.
+    """The second-pass kernel: forward's scores, and `results` in place of O.
 
     In its query blocks `m` holds −lse in the scale of exponents, and `l` counts visible keys. `e` holds an lse to
     subtract before scaling, or 0.
@@ -33,7 +34,11 @@ class SecondPassKernel(ForwardKernel):
 
     def __init__(self, k: Kernel, spec: SecondPassSpec):
         super().__init__(k, spec)
-        self.reductions = Reductions(self.lanes)
+        self.results: Reductions | StoredWeights
+        if spec.statistics:
+            self.results = Reductions(self.lanes)
+        else:
+            self.results = StoredWeights(self.lanes, self.softmax, self.own.l, self.sink)
 
     def begin(self, block: RowBlock) -> None:
         self.start(block)
@@ -50,6 +55,7 @@ class SecondPassKernel(ForwardKernel):
             block.merged.m[lane] = k.where(lane < block.field("lanes"), shift, nobody)
 
         block.each_lane(begin_row)
+        self.results.begin(block)
 
     def split(self, block: RowBlock) -> None:
         """Reduce the weights of the tiles of the block's next key split."""
@@ -57,9 +63,11 @@ class SecondPassKernel(ForwardKernel):
         def work(tile: KeyTile) -> None:
             self.layout.scores(tile)
             self.weights(tile)
-            self.reductions.add(tile)
+            self.results.add(tile)
 
+        self.results.begin_split()
         block.state.cursor[0] = self.splits.each_tile(block, block.state.cursor[0], work)
+        self.results.end_split(block)
 
     def weights(self, tile: KeyTile) -> None:
         """Compute P, 0 for hidden and absent keys; for `seen_map`, −0 for hidden ones."""
@@ -84,6 +92,7 @@ class SecondPassKernel(ForwardKernel):
                 seen[c] = count.value
 
     def end(self, block: RowBlock) -> None:
+        self.results.end(block)
         if "visible" not in self.spec.statistics:
             return
         seen = block.merged.l.of(mathematics.integer_of(self.real))
@@ -101,6 +110,18 @@ class Reductions:
         assert isinstance(lanes.spec, SecondPassSpec)
         self.spec, self.lanes = lanes.spec, lanes
         self.maps = [name for name in MAPS if name in self.spec.statistics]
+
+    def begin(self, block: RowBlock) -> None:
+        """Do nothing: sums start at 0."""
+
+    def begin_split(self) -> None:
+        """Do nothing: sums are over all splits."""
+
+    def end_split(self, block: RowBlock) -> None:
+        """Do nothing, as above."""
+
+    def end(self, block: RowBlock) -> None:
+        """Do nothing: sums are complete."""
 
     def add(self, tile: KeyTile) -> None:
         if "received" in self.spec.statistics:

@@ -187,9 +187,12 @@ class Pass:
         return np.split(blocks[order], np.flatnonzero(np.diff(partial[order])) + 1)[::-1]
 
 
-def second_spec(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> SecondPassSpec:
-    """Return the spec for some statistics of a call."""
-    spec = spec_of(p, target, p.n_q, False, decode=False)
+def second_spec(p: Problem, target: Target, observe: tuple[Statistic, ...], rows: int | None = None) -> SecondPassSpec:
+    """Return the spec for some statistics of a call.
+
+    Without any it is the spec for the weights of `rows` rows.
+    """
+    spec = spec_of(p, target, p.n_q if rows is None else rows, False, decode=False)
     statistics = tuple(sorted({field_of(s) for s in observe}))
     return SecondPassSpec(
         **{x.name: getattr(spec, x.name) for x in fields(KernelSpec)} | {"pipelined": False}, statistics=statistics

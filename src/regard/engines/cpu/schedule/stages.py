@@ -42,10 +42,17 @@ BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified togeth
 
 
 class LaunchStages:
-    """The stages of a schedule, computed anew by each iteration."""
+    """The stages of a schedule, computed anew by each iteration.
 
-    def __init__(self, spec: KernelSpec, p: Problem, arrays: Arrays, rows: range, threads: int):
+    columns: only tiles with some of them; by default all.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, p: Problem, arrays: Arrays, rows: range, threads: int, columns: range | None = None
+    ):
         self.spec, self.p, self.arrays, self.rows, self.threads = spec, p, arrays, rows, threads
+        shift, columns = p.origin[2] % KEYS, range(p.n_k) if columns is None else columns
+        self.tile_range = range((columns.start + shift) // KEYS, -(-(columns.stop + shift) // KEYS) if columns else 0)
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
@@ -190,8 +197,7 @@ class LaunchStages:
         size: rows of blocks at a time.
         """
         p, (heads, rows) = self.p, self.grid
-        shift = p.origin[2] % KEYS
-        tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
+        tiles = np.arange(self.tile_range.start, self.tile_range.stop, dtype=np.int64)
         everyone = range(p.batch)
         if (self.mask is None and p.rules.hiding_node is None) or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
@@ -229,7 +235,9 @@ class LaunchStages:
         With them come where each block's begin, and their number.
         """
         p = self.p
-        row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
+        own = edges[self.tile_range.start : self.tile_range.stop + 1]
+        row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, own)
+        tile = tile + self.tile_range.start
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(visibility != EVERYTHING)
         if len(mixed):

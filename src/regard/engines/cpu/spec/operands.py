@@ -16,8 +16,9 @@ import numpy as np
 from regard.engines.cpu.language.types import I8, I32, I64, Type
 from regard.rules import Program
 
-FORWARD, JVP, SECOND, BACKWARD, BACKWARD_JVP = "forward", "jvp", "second", "backward", "backward_jvp"
-FORWARDS, BACKWARDS, JVPS = (FORWARD, JVP, SECOND), (BACKWARD, BACKWARD_JVP), (JVP, BACKWARD_JVP)
+FORWARD, JVP, BACKWARD, BACKWARD_JVP = "forward", "jvp", "backward", "backward_jvp"
+SECOND, WEIGHTS = "second", "weights"  # the second pass, with statistics or weights as its result
+FORWARDS, BACKWARDS, JVPS = (FORWARD, JVP, SECOND, WEIGHTS), (BACKWARD, BACKWARD_JVP), (JVP, BACKWARD_JVP)
 EVERY = (*FORWARDS, *BACKWARDS)
 
 ROWS = ("head", "row")
@@ -75,7 +76,7 @@ OPERANDS = (
     Operand("bias", "bias", DENSE, EVERY, "bias"),
     # Dense masks follow, see `operands_of`.
     Operand("dbias", "gradient", DENSE, BACKWARDS, "real"),
-    Operand("sink", "sink", ("head",), (FORWARD, JVP), "real", 1),
+    Operand("sink", "sink", ("head",), (FORWARD, JVP, WEIGHTS), "real", 1),
     # Tangents
     Operand("q_dot", "query", MATRIX, JVPS, tangent_of="q"),
     Operand("k_dot", "key", MATRIX, JVPS, tangent_of="k", shared=True),
@@ -100,6 +101,8 @@ OPERANDS = (
     Operand("row_bins", "bins", ("row",), (SECOND,), I64, 1),
     Operand("tile_bins", "bins", ("tile",), (SECOND,), I64, 1),
     Operand("edges", "bins", ("bin",), (SECOND,), I64, 1),
+    # A part of the weights
+    Operand("weights", "sum", (*ROWS, "column"), (WEIGHTS,), "real", 1),
     # States of key splits that run separately
     Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
 )
@@ -121,7 +124,7 @@ def check_order(operands: tuple[Operand, ...] = OPERANDS) -> None:
 
 check_order()
 
-MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column"))
+MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column") and SECOND in x.kernels)
 
 # The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
 # blocks, the base addresses of their offsets, and numbers.
@@ -131,9 +134,11 @@ FIELDS = (
 )  # fmt: skip
 WORK_GROUPS, COUNT, TAKEN, BLOCKS, BASES, TILE_LIST, SCRATCH = range(7)
 SEED = FIELDS.index("seed")
-OWN_FIELDS = dict.fromkeys(FORWARDS, ("split_bits",)) | dict.fromkeys(
-    BACKWARDS, ("from", "to", "dbias_streams", "partial_tiles")
-)
+OWN_FIELDS = {
+    **dict.fromkeys(FORWARDS, ("split_bits",)),
+    WEIGHTS: ("split_bits", "first_column", "stop_column", "whole"),
+    **dict.fromkeys(BACKWARDS, ("from", "to", "dbias_streams", "partial_tiles")),
+}
 # The numbers of a query block.
 BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 

@@ -10,6 +10,7 @@ from regard.engines.cpu.spec.operands import (
     FORWARD,
     JVP,
     SECOND,
+    WEIGHTS,
     Operand,
     RuleArguments,
     block_fields_of,
@@ -234,14 +235,14 @@ class TangentSpec(KernelSpec):
 class SecondPassSpec(KernelSpec):
     """The spec of a second pass.
 
-    statistics: the names of some operands with the role "sum".
+    statistics: the names of some operands with the role "sum"; none to store the weights themselves.
     """
 
     statistics: tuple[str, ...]
 
     @property
     def kernel(self) -> str:
-        return SECOND
+        return SECOND if self.statistics else WEIGHTS
 
 
 @dataclass(frozen=True)

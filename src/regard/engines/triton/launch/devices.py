@@ -84,8 +84,12 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
 
 
 def weights(p: Problem, lse: Array, rows: Sequence[int], cols: range) -> Array:
-    """Return weights in the call's dtype; on a device, in that of sums."""
-    found = statistics.part(p, lse, rows, cols)
+    """Return weights, on a device in the call's dtype, else in that of sums.
+
+    With every key, rows are a softmax of their own scores. Else the rounding of lse adds |lse| eps to the error.
+    """
+    whole = len(cols) == p.n_k and cols.step > 0
+    found = statistics.whole_rows(p, rows) if whole else statistics.part(p, lse, rows, cols)
     return found if p.device is None else converted(found, p.dtype)
 
 

@@ -18,7 +18,7 @@ from regard.core.statistics import (
     WeightsOf,
     bin_edges,
 )
-from regard.core.tensors import array, tensor
+from regard.core.tensors import array, converted, tensor
 from regard.engines.triton.kernels import weights
 from regard.engines.triton.launch import tuning
 from regard.engines.triton.launch.arguments import Work, empty, numbers
@@ -47,6 +47,27 @@ def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Arr
     return out
 
 
+def whole_rows(p: Problem, rows: Sequence[int]) -> Array:
+    """Return all weights (..., h, rows, n_k) of some rows, without an lse."""
+    return array(softmax(p, tensor(part(p, None, rows, range(p.n_k)))))
+
+
+def softmax(p: Problem, S: torch.Tensor) -> torch.Tensor:
+    """Overwrite scores (..., h, rows, n_k) with their softmax, 0 for masked ones."""
+    if not S.numel():
+        return S
+    m = S.amax(-1, keepdim=True)
+    sink = None if p.sink is None else tensor(converted(p.sink, p.compute)).expand(p.heads)[:, None, None]
+    m = m if sink is None else torch.maximum(m, sink)
+    m = torch.where(m == torch.inf, torch.nan, m.clamp(min=torch.finfo(m.dtype).min))
+    hidden = S == -torch.inf if m.isnan().any() else None
+    P = S.sub_(m).exp_()
+    if hidden is not None:
+        P.masked_fill_(hidden, 0)
+    total = P.sum(-1, keepdim=True) + (0 if sink is None else torch.exp(sink - m))
+    return P.mul_(torch.where(total > 0, 1 / total, 1))
+
+
 def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]]:
     """Yield chunks of rows, as large as memory allows, with their weights or scores."""
     size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads))
@@ -56,9 +77,7 @@ def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]
 
 
 def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[Statistic, Any]:
-    seen: dict[Statistic, Any] = {
-        s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if isinstance(s, WeightsOf)
-    }
+    seen: dict[Statistic, Any] = {s: whole_rows(p, s.of) for s in observe if isinstance(s, WeightsOf)}
     sums = {
         s: torch.zeros(s.shapes(p.sizes)[0], dtype=tensor(lse).dtype, device=tensor(lse).device)
         for s in observe
@@ -71,7 +90,7 @@ def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[St
         if isinstance(s, Pooled) and not s.largest:
             total /= torch.from_numpy(np.diff(bin_edges(s.of[0], p.n_q)))[:, None].to(total)
         seen[s] = s.result([array(total), p.extents.distances][: len(s.parts)])
-    return seen | {s: top(p, lse, s.of) for s in observe if isinstance(s, TopWeights)}
+    return seen | {s: top(p, s.of) for s in observe if isinstance(s, TopWeights)}
 
 
 def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
@@ -108,16 +127,13 @@ ADD: dict[type[Statistic], Callable[..., None]] = {
 }
 
 
-def top(p: Problem, lse: Array, k: int) -> Top:
+def top(p: Problem, k: int) -> Top:
     """Return the k largest weights, ties to the lowest key; absent ones are 0 at −1."""
     values = tensor(empty(p, p.shape(p.n_q, k), p.compute)).fill_(0)
     indices = tensor(empty(p, p.shape(p.n_q, k), np.int64)).fill_(-1)
-    log_sum = tensor(lse)[..., None]
     for rows, S in chunks(p, None) if p.n_k else ():
         best, order = torch.sort(S, dim=-1, descending=True, stable=True)
-        best, order = best[..., :k], order[..., :k]
-        mine = slice(rows.start, rows.stop)
-        hidden = best == -torch.inf
-        values[..., mine, : best.shape[-1]] = torch.where(hidden, 0, torch.exp(best - log_sum[..., mine, :]))
-        indices[..., mine, : best.shape[-1]] = torch.where(hidden, -1, order)
+        mine, width = slice(rows.start, rows.stop), min(k, p.n_k)
+        indices[..., mine, :width] = torch.where(best == -torch.inf, -1, order)[..., :width]
+        values[..., mine, :width] = softmax(p, best)[..., :width]
     return Top(array(values), array(indices))
