@@ -13,7 +13,7 @@ from regard.engines.cpu.schedule.second_work import second_spec, source
 from regard.engines.cpu.schedule.weights_work import weights
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
-from regard.ops.attention import problem_from
+from regard.ops.normalization import problem_from
 from regard.reference import specification
 from support import assert_within, naive
 
