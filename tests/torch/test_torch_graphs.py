@@ -208,6 +208,7 @@ def name_of(function: Any) -> str:
     return name
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # opcheck itself reads it
 def test_operations_do_what_their_definitions_say() -> None:
     options = {"mask": WINDOW, "score": OUTSIDE, "observe": ["entropy", "argmax"]}
     name = name_of(lambda q: regard.attention(q, q, q, bias=q.mean(-1)[..., None, :], **options)[0])

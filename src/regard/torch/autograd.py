@@ -22,6 +22,7 @@ from regard.core.statistics import INSTEAD, INTEGERS
 from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
+    SingleLevelFunction,
     alive,
     at_one_level,
     below_autograd,
@@ -38,7 +39,7 @@ from regard.torch.kernels import OUTPUTS, Tensors, parts
 NONE: Tensors = (None, None, None)
 
 
-class AttentionOperation(torch.autograd.Function):
+class AttentionOperation(SingleLevelFunction):
     """Base of the five: a function of (call, *tensors or None).
 
     Without an active transform, `apply` reads nothing but the tensors.
@@ -55,7 +56,7 @@ class AttentionOperation(torch.autograd.Function):
     @classmethod
     def apply(cls, *args: Any) -> Any:
         if torch.compiler.is_compiling():  # compiled autograd traces the code of backward
-            return untraced(cls, args)
+            return cls.untraced(*args)
         if cls is not AttentionFunction and jit_state() is not None:  # its traces cannot have lists with None
             raise NotImplementedError(
                 "regard.attention: torch.jit.trace holds no derivatives: trace the function, then differentiate it"
@@ -66,19 +67,19 @@ class AttentionOperation(torch.autograd.Function):
         batch = legacy_batch(args) if in_legacy_vmap() else None
         if batch is not None:
             return batch.map(cls.apply, cls.roles(args[0]), cls.gives_gradients, args[0])
-        return super(torch.autograd.Function, cls).apply(*args)
+        return super().apply(*args)
 
     @classmethod
     def at_level(cls, *args: Any) -> Any:
         """Apply the function at one level of the active transforms, for the dispatcher."""
         with at_one_level():
-            return super(torch.autograd.Function, cls).apply(*args)
+            return super().apply(*args)
 
-
-@outside_of_graphs
-def untraced(function: type[AttentionOperation], args: tuple[Any, ...]) -> Any:
-    """Apply the function between two graphs."""
-    return super(torch.autograd.Function, function).apply(*args)
+    @classmethod
+    @outside_of_graphs
+    def untraced(cls, *args: Any) -> Any:
+        """Apply the function between two graphs."""
+        return super().apply(*args)
 
 
 class AttentionFunction(AttentionOperation):

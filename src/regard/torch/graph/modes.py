@@ -113,6 +113,16 @@ busy = torch.cuda._sleep
 quiet: set[type] = {DeviceContext}
 
 
+class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
+    """Base of autograd functions whose `apply` serves one level of the active transforms alone.
+
+    That of torch.autograd.Function hands the call to the transforms, in some versions before a subclass can decide.
+    Then the kernel of an operation, which applies its function, would call itself.
+    """
+
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # else its backward raises
+
+
 def constant(function: F) -> F:
     """Mark a function that Dynamo calls with constants while it traces, and that returns one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
