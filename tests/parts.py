@@ -89,7 +89,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "test_torch_modes.py::test_(dispatch_modes_see_second|a_counter_that_was|make_fx|compiled|lin)", "slow", "long"
     ),
-    Row("test_torch_graphs|test_modules.py.*compiled", "slow", "PyTorch compiles"),
+    Row("test_torch_(graphs|recompute)|test_modules.py.*compiled", "slow", "PyTorch compiles"),
     Row("test_torch_(workers|sharded)", "slow", "starts processes that import PyTorch"),
     Row("test_torch_storage.py::test_storages_are_free.*(compiled|modules)", "slow", "2 s each"),
     Row("test_torch_modes", 8, "PyTorch traces"),

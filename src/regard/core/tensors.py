@@ -27,6 +27,7 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
         "int16",
         "int32",
         "int64",
+        "uint64",
         "complex64",
         "complex128",
     ]

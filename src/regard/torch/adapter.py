@@ -20,12 +20,12 @@ from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
-from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
+from regard.torch.calls import DEFAULTS, TensorCall, seen_of
 from regard.torch.fastpath import cached, dense_of, signature_of, undifferentiated
 from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
-from regard.torch.graph.operators import execute
+from regard.torch.graph.operators import HOST, execute, new_seed
 from regard.torch.graph.traced import construct
 from regard.torch.rules import bind, constant, flags, module_table, table
 
@@ -72,11 +72,12 @@ class TensorArguments:
         score = None if given.get("score") is None else as_score(given["score"])
         scored, masked = (() if rule is None else foreign(rule.node) for rule in (score, mask))
         tables = {x: x.tensor for x in scored if x.kind == "float"}
-        numbers = offset_of(given.get("offset"))
-        seed = {"seed": new_seed()} if given.get("dropout") and given.get("seed") is None else {}
+        numbers = on_host("offset", given.get("offset")) | on_host("seed", given.get("seed"))
+        if given.get("dropout") and given.get("seed") is None:
+            numbers["seed"] = new_seed()
         return cls(
             floats=operands | weighing | tables,
-            others={x: x.tensor for x in (*scored, *masked) if x not in tables} | numbers | seed,
+            others={x: x.tensor for x in (*scored, *masked) if x not in tables} | numbers,
             options=DEFAULTS | given | {"mask": mask, "score": score, "observe": of_engine(observed)}
             | dict.fromkeys(ARRAYS) | dict.fromkeys(numbers),
             observe=observed,
@@ -124,12 +125,12 @@ def operands_of(query: Any, key: Any, value: Any) -> dict[Any, torch.Tensor]:
     return dict(zip(("query", "key", "value"), given, strict=True))
 
 
-def offset_of(x: Any) -> dict[Any, torch.Tensor]:
-    """Return a tensor or a graph's symbol as the tensor "offset"; {} for numbers."""
+def on_host(name: str, x: Any) -> dict[Any, torch.Tensor]:
+    """Return {name: x on the host} for a tensor or a graph's symbol, else {}."""
     if isinstance(x, torch.Tensor):
-        given = checked("offset", x)
-        return {"offset": given if fake(given) else given.cpu()}  # checks read it
-    return {"offset": torch.full((), x, dtype=torch.int64, device="cpu")} if isinstance(x, torch.SymInt) else {}
+        given = checked(name, x)
+        return {name: given if fake(given) else given.cpu()}  # checks read it
+    return {name: torch.full((), x, dtype=torch.int64, device="cpu")} if isinstance(x, torch.SymInt) else {}
 
 
 def attention(
@@ -284,7 +285,7 @@ def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) 
     """
     found = {}
     if there:
-        tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name != "offset"}
+        tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name not in HOST}
         rules = (given.get(name) for name in RULES)
         tensors |= {y: y.tensor for x in rules if isinstance(x, Rule) for y in foreign(x.node)}
         together(tensors)
@@ -294,7 +295,7 @@ def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) 
             reads = {id(y): y.tensor for y in foreign(rule.node)}
             found[name] = bind(rule, {n: readable(name, y, constant, there) for n, y in reads.items()}).rule
         else:
-            stays = there and name != "offset"
+            stays = there and name not in HOST
             found[name] = readable(name, x, constant, stays) if isinstance(x, torch.Tensor) else x
     for name in ("query", "key", "value"):
         if name in given:

@@ -99,7 +99,8 @@ class PreparedCall:
             if name in given:
                 options[name] = given[name]
         if "seed" in given:
-            options["seed"] = int(given["seed"])
+            seed = given["seed"]
+            options["seed"] = seed.item() if seed.size == 1 else seed
         query, key = given["query"], given["key"]
         value = identity(query, key, options["layout"]) if call.weights else given["value"]
         if call.folded:
@@ -205,11 +206,3 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
     rest = iter(results[1 + len(outputs) :])
     values = {s: outputs[s] if s in outputs else s.result([next(rest) for _ in s.parts]) for s in computed}
     return asked_for(observe, values, torch.exp)
-
-
-def new_seed() -> torch.Tensor:
-    """Draw a seed for dropout from PyTorch's default generator.
-
-    `torch.manual_seed` therefore repeats it.
-    """
-    return torch.randint(0, 2**63 - 1, (), device="cpu")

@@ -5,16 +5,20 @@ wrong without it. They are looked up on import: a version of PyTorch that lacks 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch._functorch import config
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx import traceback
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import CheckpointPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,6 +109,10 @@ script_types = torch.jit._recursive.concrete_type_store
 # A file linked with the OpenMP runtime of PyTorch's threads. Without it they spin while threads of ours work.
 library: str = torch._C.__file__
 
+# The memory budget of torch.autograd.graph.region_activation_memory_budget in the metadata of a node. Without it and
+# the one of the configuration, dropout in a graph that saves nothing would have a wrong gradient.
+_REGION_BUDGET = "_region_activation_memory_budget"
+
 # Keeps a GPU busy for some cycles. Without it its benchmarks would measure how fast Python queues calls.
 busy = torch.cuda._sleep
 
@@ -114,7 +122,7 @@ quiet: set[type] = {DeviceContext}
 
 
 class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
-    """Base of autograd functions whose `apply` serves one level of the active transforms alone.
+    """Base of autograd functions whose `apply` serves one level of transforms.
 
     That of torch.autograd.Function hands the call to the transforms, in some versions before a subclass can decide.
     Then the kernel of an operation, which applies its function, would call itself.
@@ -186,6 +194,20 @@ def sizes(x: torch.Tensor) -> tuple[Any, ...]:
 def example(x: torch.Tensor) -> tuple[int, ...]:
     """Return the shape with the sizes of the traced example for symbols."""
     return tuple(n if isinstance(n, int) else n.node.hint for n in sizes(x))
+
+
+@contextmanager
+def drawn_once() -> Iterator[None]:
+    """Mark random operations traced inside: backward has the numbers of forward.
+
+    The marks are those of selective checkpointing, for partitioners heed no tag of an operation. A result is saved,
+    unless nothing is. Then backward draws it again, with the state of the generator that forward had.
+    """
+    region = traceback.current_meta.get("custom", {}).get(_REGION_BUDGET, config.activation_memory_budget)
+    again = region == 0 and torch.is_grad_enabled()  # an inference graph takes no such mark
+    with traceback.preserve_node_meta():
+        traceback.current_meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE if again else CheckpointPolicy.MUST_SAVE
+        yield
 
 
 def in_legacy_vmap() -> bool:

@@ -1,16 +1,18 @@
-"""Operations of PyTorch's dispatcher: attention and its four derivatives.
+"""Operations of PyTorch's dispatcher: attention, its derivatives, and a seed.
 
-Each takes a list of tensors and a call as text. Modes and traced graphs see these five and nothing below them. A fake
-kernel gives the shapes of results. Their derivatives are the autograd functions of `torch/autograd.py`, which call them
-in turn.
+Attention and its four derivatives take a list of tensors and a call as text. Modes and traced graphs see these five and
+nothing below them. A fake kernel gives the shapes of results. Their derivatives are the autograd functions of
+`torch/autograd.py`, which call them in turn.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from regard.core.statistics import ENTROPY, INTEGERS, LSE, Sizes
 from regard.ops.normalization import problem_from
@@ -20,7 +22,10 @@ from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
     below_autograd,
     dispatch_modes,
+    drawn_once,
     fake,
+    jit_state,
+    tracing,
     transforms_active,
     watched,
     with_forward_mode,
@@ -215,6 +220,36 @@ def completed(name: str, found: Any, given: Any, text: str) -> Results:
 
 OPERATIONS = {name: define(name) for name in KERNELS}
 forward = OPERATIONS["attention"]
+
+
+def drawn_seed(device: Any) -> torch.Tensor:
+    return torch.randint(0, 2**63 - 1, (), device=device)
+
+
+def traced_seed(mode: Any, operation: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Trace the operation, marked."""
+    with drawn_once():
+        return mode.__torch_dispatch__(operation, types, args, kwargs)
+
+
+# Partitioners find the generator by the device. Random operations that Inductor knows have generators of its own.
+library.define(
+    "seed(*, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag)
+)
+library.impl("seed", drawn_seed, "CompositeExplicitAutograd")
+torch.library.register_fake("regard::seed", drawn_seed, lib=library)
+torch.library.register_torch_dispatch("regard::seed", ProxyTorchDispatchMode, traced_seed, lib=library)
+seed_in_graph = partial(torch.ops.regard.seed.default, device=torch.device("cpu"))
+
+
+def new_seed() -> torch.Tensor:
+    """Draw a seed for dropout from PyTorch's default generator.
+
+    `torch.manual_seed` therefore repeats it.
+    """
+    # vmap decides by its `randomness` on operations that it knows, and torch.jit.trace takes no device.
+    graph = tracing() and jit_state() is None and not transforms_active()
+    return seed_in_graph() if graph else drawn_seed("cpu")
 
 
 def be_counted() -> None:

@@ -19,9 +19,9 @@ from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
-from regard.torch.calls import new_seed, seen_of
+from regard.torch.calls import seen_of
 from regard.torch.graph.modes import constant, transformed
-from regard.torch.graph.operators import forward
+from regard.torch.graph.operators import forward, seed_in_graph
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.rules import TensorMask, TensorTable
 
@@ -271,8 +271,13 @@ def attention(
             (floats if trains[-1] else others).append(x)
     if mask is not None:
         others += mask.tensors
-    numbers = {name: fixed(x) for name, x in options.items() if name not in (*RULES, *names)}
-    seeded = bool(options.get("dropout")) and options.get("seed") is None
+    seeds: list[Any] = []
+    if isinstance(options.get("seed"), torch.Tensor):
+        seeds = [options["seed"].cpu()]  # kernels read it
+    elif options.get("dropout") and options.get("seed") is None:
+        seeds = [seed_in_graph()]
+    seeded = [*names, "seed"] if seeds else names
+    numbers = {name: fixed(x) for name, x in options.items() if name not in (*RULES, *seeded)}
     seen = [(s, None) if isinstance(s, str) else (s.name, fixed(s.of)) for s in observe]
     observed = [statistic(*s) for s in seen]
     for s in observed:
@@ -282,10 +287,8 @@ def attention(
     masked, scored = None if mask is None else mask.name, None if score is None else score.name
 
     call = name_of_call(
-        masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, computed,
-        tuple(numbers.items()), constants,
-    )  # fmt: skip
-    seeds = [new_seed()] if seeded else []
+        masked, scored, tuple(trains), tuple(seeded), engine, False, computed, tuple(numbers.items()), constants
+    )
     results = forward([query, key, value, *floats, *others, *tail, *seeds], call)
     if matrices:
         results = [x[0] for x in results]
