@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from captures import assert_weights, eager, weights_of
+from regard.bench.models import cache_name
 from regard.interpret.capture import joining
 from regard.interpret.capture.captured import Capture
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
@@ -84,7 +85,7 @@ def test_a_prompt_in_pieces_makes_one_sequence() -> None:
     ids, padded = inputs["input_ids"], inputs["attention_mask"]
     with regard.capture(model) as seen, torch.no_grad():
         for begin, end in ((0, 5), (5, 8), (8, 9), (9, 11)):
-            model(input_ids=ids[:, begin:end], attention_mask=padded[:, :end], past_key_values=cache)
+            model(input_ids=ids[:, begin:end], attention_mask=padded[:, :end], **{cache_name(model): cache})
     assert_weights(seen, eager(model, input_ids=ids, attention_mask=padded))
     np.testing.assert_array_equal(seen.ids(0), ids)
 
@@ -105,9 +106,9 @@ def test_a_cache_that_was_there_before() -> None:
     model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
     ids = inputs["input_ids"]
     with torch.no_grad():
-        cache = model(input_ids=ids[:, :6]).past_key_values
+        cache = model(input_ids=ids[:, :6])[cache_name(model)]
         with regard.capture(model) as seen:
-            model(input_ids=ids[:, 6:], past_key_values=cache)
+            model(input_ids=ids[:, 6:], **{cache_name(model): cache})
     assert (seen[0].n_q, seen[0].n_k, seen[0].query_tokens) == (5, 11, None)
     assert_weights(seen, [x[:, :, 6:] for x in eager(model, input_ids=ids)])
     assert not np.isnan(seen.measure()[0].previous)

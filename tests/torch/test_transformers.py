@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from regard.bench.models import cache_name
 from regard.torch.dropins import transformers as integration
 from regard.warning import RegardWarning
 from small_models import MODELS, OTHERS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
+DENSE = transformers.masking_utils.sdpa_mask
 
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 GENERATING = [name for name, model in MODELS.items() if model.kind not in ("encoder", "image")]
@@ -309,7 +311,7 @@ def test_steps_of_decoding_compile_in_one_graph(static: bool, padded: bool) -> N
     model, inputs = MODELS["gpt_oss"].build(), MODELS["gpt_oss"].inputs()
     model.set_attn_implementation("regard")
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled, name = torch.compile(model, backend="aot_eager", fullgraph=True), cache_name(model)
     caches = [
         transformers.StaticCache(config=model.config, max_cache_len=20)
         if static
@@ -321,9 +323,9 @@ def test_steps_of_decoding_compile_in_one_graph(static: bool, padded: bool) -> N
             given = {"input_ids": inputs["input_ids"][:, part]}
             if padded:  # the window, of which a dynamic cache keeps the last keys alone, begins inside of the padding
                 given["attention_mask"] = inputs["attention_mask"][:, : part.stop]
-            expected = model(**given, past_key_values=caches[0]).logits[:, -1]
+            expected = model(**given, **{name: caches[0]}).logits[:, -1]
             function = compiled if part.start else model
-            assert_close(function(**given, past_key_values=caches[1]).logits[:, -1], expected)
+            assert_close(function(**given, **{name: caches[1]}).logits[:, -1], expected)
 
 
 def test_generation_compiles() -> None:
@@ -684,8 +686,29 @@ def test_a_function_that_is_no_rule_is_an_error() -> None:
         integration.mask(1, 3, 3, mask_function=lambda b, h, q, k: torch.cumsum(q, 0) > 0)
 
 
-@pytest.mark.parametrize("version", ["5.19.3", "5.24.0", "6.0.0.dev0"])
-def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", ["5.19.3", "5.25.0", "6.0.0.dev0"])
+def test_a_version_that_is_not_tested_is_served_with_one_warning(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.__version__", version)  # the module may have replaced itself since the import
-    with pytest.raises(ImportError, match=rf"serves transformers 5\.\d+ to 5\.\d+, .* {version} is installed"):
+    monkeypatch.setattr("transformers.masking_utils.sdpa_mask", DENSE)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        integration.register_transformers()
+        integration.register_transformers()
+    assert [str(x.message) for x in told] == [
+        f"register_transformers is tested with transformers 5.20 to 5.24, and {version} is installed: compare results "
+        "with those of attn_implementation='eager'"
+    ]
+
+
+def test_what_transformers_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sdpa_mask(batch_size: int, cache_position: Any, kv_length: int, kv_offset: int = 0, **options: Any) -> None:
+        """As before 5.5, with the options that are read here."""
+
+    monkeypatch.setattr("transformers.__version__", "5.4.0")
+    monkeypatch.setattr("transformers.masking_utils.sdpa_mask", sdpa_mask)
+    begin = r"^register_transformers reads names that transformers 5\.4\.0 does not have: "
+    with pytest.raises(ImportError, match=begin + "q_length= of masking_utils.sdpa_mask, q_offset= of"):
+        integration.register_transformers()
+    monkeypatch.delattr("transformers.masking_utils.prepare_padding_mask")
+    with pytest.raises(ImportError, match=begin + r"masking_utils.prepare_padding_mask; pip install 'regard\[transf"):
         integration.register_transformers()

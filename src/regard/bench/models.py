@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -109,7 +110,12 @@ def prefill(model: Any, given: Given) -> Prepared:
         with torch.inference_mode():
             return model(**given, use_cache=True, logits_to_keep=1)
 
-    return call, lambda out: {"logits": out.logits, "keys": out.past_key_values.layers[-1].keys}
+    return call, lambda out: {"logits": out.logits, "keys": out[cache_name(model)].layers[-1].keys}
+
+
+def cache_name(model: Any) -> str:
+    """Return the name of the cache in arguments and outputs of a model."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
@@ -118,14 +124,14 @@ def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
     The tokens are given, not sampled.
     """
     ids = given["input_ids"]
-    first = ids.shape[1] - steps
+    first, name = ids.shape[1] - steps, cache_name(model)
     with torch.inference_mode():
-        cache = model(ids[:, :first], use_cache=True, logits_to_keep=1).past_key_values
+        cache = model(ids[:, :first], use_cache=True, logits_to_keep=1)[name]
 
     def call() -> Any:
         with torch.inference_mode():
             columns = ids[:, first:].split(1, dim=1)
-            logits = [model(x, past_key_values=cache, use_cache=True).logits for x in columns]
+            logits = [model(x, use_cache=True, **{name: cache}).logits for x in columns]
             cache.crop(-steps)
         return logits
 

@@ -9,6 +9,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache, partial, wraps
+from inspect import signature
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +26,18 @@ from regard.torch.graph.traced import GraphRule, in_graph
 from regard.warning import RegardWarning
 
 NAME = "regard"
-TESTED = (5, 20), (5, 23)
+TESTED = (5, 20), (5, 24)
+READ = (
+    "AttentionInterface.register", "AttentionMaskInterface.register", "masking_utils.bidirectional_mask_function",
+    "masking_utils.causal_mask_function", "masking_utils.prepare_padding_mask", "masking_utils.sdpa_mask",
+    "PreTrainedModel._can_set_attn_implementation", "PreTrainedModel.get_correct_attn_implementation",
+)  # fmt: skip
+"""Names of transformers without which no model is served."""
+MASK_ARGUMENTS = (
+    "batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask",
+    "allow_is_causal_skip", "device",
+)  # fmt: skip
+"""Arguments of its mask functions, of which `mask` is one."""
 OUTSIDE = (
     "with attn_implementation='regard' a mask that reads tensors, as that of packed sequences does, is made outside of "
     "the graph: give an attention_mask or a cache, without which transformers takes sequences as packed, or compile "
@@ -59,7 +72,8 @@ def register_transformers() -> None:
     or an attention_mask. Without both, transformers looks for packed sequences, and attention runs
     between graphs.
 
-    Raises ImportError if transformers is missing, or of an untested version.
+    Raises ImportError if transformers is missing or lacks what is read here. With a version that is
+    not tested, it warns once.
 
     >>> register_transformers()                                               # doctest: +SKIP
     """
@@ -67,18 +81,38 @@ def register_transformers() -> None:
         import transformers
     except ImportError:
         raise ImportError("register_transformers needs transformers: pip install 'regard[transformers]'") from None
-    oldest, newest = TESTED
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if not oldest <= version <= newest:
+    unknown = lacking(transformers)
+    if unknown:
         raise ImportError(
-            f"register_transformers serves transformers {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}, "
-            f"whose mask functions it reads, and {transformers.__version__} is installed"
+            f"register_transformers reads names that transformers {transformers.__version__} does not have: "
+            f"{', '.join(unknown)}; pip install 'regard[transformers]'"
+        )
+    oldest, newest = TESTED
+    if not oldest <= tuple(int(part) for part in transformers.__version__.split(".")[:2]) <= newest:
+        warn_once(
+            f"register_transformers is tested with transformers {'.'.join(map(str, oldest))} to "
+            f"{'.'.join(map(str, newest))}, and {transformers.__version__} is installed: compare results with those of "
+            "attn_implementation='eager'"
         )
     transformers.AttentionInterface.register(NAME, attention)
     transformers.AttentionMaskInterface.register(NAME, mask)
     chosen = transformers.PreTrainedModel.get_correct_attn_implementation
     if not hasattr(chosen, "__wrapped__"):
         transformers.PreTrainedModel.get_correct_attn_implementation = _answering(chosen)
+
+
+def lacking(transformers: Any) -> list[str]:
+    """Return the names and arguments read here that transformers does not have."""
+    unknown = []
+    for path in READ:
+        try:
+            attrgetter(path)(transformers)
+        except AttributeError:
+            unknown.append(path)
+    if not unknown:
+        given = signature(transformers.masking_utils.sdpa_mask).parameters
+        unknown = [f"{name}= of masking_utils.sdpa_mask" for name in MASK_ARGUMENTS if name not in given]
+    return unknown
 
 
 def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
