@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-FLAGS = (
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 
 
