@@ -58,6 +58,20 @@ def test_the_least_frameworks_tested_are_those_asked_for() -> None:
         assert tested[one.name] == f"{least}.0"
 
 
+def test_the_table_of_versions_is_that_of_the_project_and_the_constraints() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Versions")[2]
+    rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in text.splitlines() if row.startswith("| ")]
+    table = {name.lower(): (least, pinned) for name, least, pinned in rows[1:]}
+    assert f">={table.pop('python')[0]}" == PROJECT["requires-python"]
+    table["torch"] = table.pop("pytorch")
+    pinned = pins(ROOT / "constraints.txt")
+    asked = {x.name: x.specifier for x in [*requirements(), *requirements("transformers", "jax")]}
+    assert {*table} == {"numpy", "torch", "jax", "transformers"}
+    for name, (least, tested) in table.items():
+        assert str(asked[name]) == f">={least}"  # and no upper bound
+        assert pinned[name].startswith(f"{tested}.")
+
+
 def test_extras_ask_for_ranges_and_constraints_pin_what_is_tested() -> None:
     pinned = pins(ROOT / "constraints.txt")
     for extra in PROJECT["optional-dependencies"]:
