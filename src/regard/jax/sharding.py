@@ -6,7 +6,8 @@ arrays are summed. Arrays sharded along other dimensions are gathered first.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -106,7 +107,7 @@ class ShardedAxes:
             sizes=tuple(size // counts.get(f"v{n}", 1) for n, size in enumerate(task.sizes)),
         )
 
-        @promotion()
+        @shard_alone()
         def compute(*operands: Any) -> list[Any]:
             def index(factor: str) -> Any:
                 return jax.lax.axis_index(mesh_axes[factor]) if factor in mesh_axes else 0
@@ -136,6 +137,13 @@ class ShardedAxes:
             return found
 
         return compute
+
+
+@contextmanager
+def shard_alone() -> Iterator[None]:
+    """Set `promotion`, and no mesh: a device's program knows nothing of explicit axes."""
+    with promotion(), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        yield
 
 
 def axes_of(task: PrimitiveTask, arrays: Sequence[Any]) -> ShardedAxes:
