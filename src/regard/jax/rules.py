@@ -155,8 +155,8 @@ class Constant:
 class Structure:
     """A rule without its leaves.
 
-    expression: as text. arrays: for each table and dense mask that the expression reads, a `Constant`, or the bounds of
-    a table that is a leaf (None for a mask).
+    expression: as text. tables, dense: for each array that the expression reads, a `Constant`, or for a leaf the bounds
+    of its table (None for a mask).
     """
 
     kind: type[Rule]
