@@ -49,10 +49,9 @@ def taking_options(*, without: Sequence[str] = ("observe",)) -> Callable[[F], F]
         own = inspect.signature(function)
         parameters = [x for x in own.parameters.values() if x.kind is not x.VAR_KEYWORD]
         end = next((n for n, x in enumerate(parameters) if x.name in LAST), len(parameters))
-        types = CallOptions.__annotations__
         parameters[end:end] = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x, annotation=types[name].__forward_arg__)
-            for name, x in DEFAULTS.items()
+            x.replace(kind=x.KEYWORD_ONLY, annotation=getattr(x.annotation, "__forward_arg__", x.annotation))
+            for name, x in inspect.signature(CallOptions).parameters.items()
             if name not in without
         ]
         function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
