@@ -23,6 +23,7 @@ Call = Callable[[], Any]
 
 SAMPLE = 1e-3  # seconds: shorter calls are repeated to take as long
 SUBJECT = "regard"
+EAGER, SDPA = "eager", "SDPA"  # what models of transformers are compared with
 RENAMED = (("every wish", "every option"), ("wishes", "options"), (" inside of tokens", ", token-major"))
 """Words of older reports, and those of today."""
 

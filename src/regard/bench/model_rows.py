@@ -13,12 +13,24 @@ import numpy as np
 
 import regard
 from regard.bench import shapes
-from regard.bench.measure import SUBJECT, Call, Contender, Result, Setting, check, clock, errors, in_turns, pinned
+from regard.bench.measure import (
+    EAGER,
+    SDPA,
+    SUBJECT,
+    Call,
+    Contender,
+    Result,
+    Setting,
+    check,
+    clock,
+    errors,
+    in_turns,
+    pinned,
+)
 from regard.bench.peers import reason
 from regard.bench.row_types import MANY, Row, compared, dtype_of, facts, partly
 from regard.runtime.threads import num_threads
 
-EAGER, SDPA = "eager", "SDPA"
 MODELS = (
     "Llama, prefill of 256",
     "Llama, prefill of 1,024",

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 import regard.torch
-from regard.bench.measure import SUBJECT, Array
-from regard.bench.model_rows import EAGER, SDPA
+from regard.bench.measure import EAGER, SDPA, SUBJECT, Array
 from regard.bench.unet import FUNCTIONS, UNet
 
 IMPLEMENTATIONS = {EAGER: "eager", SDPA: "sdpa", SUBJECT: "regard"}
