@@ -12,5 +12,5 @@ import torch
 @pytest.mark.parametrize("how", ["fsdp", "ddp"])
 def test_gradients_are_those_of_one_process(how: str) -> None:
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("sharded.py")), how]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
