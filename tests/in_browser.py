@@ -66,9 +66,11 @@ def structured(n: int, heads: int, seed: int = 0, d: int = 16) -> tuple[np.ndarr
 
 
 def weights(call: dict[str, Any], rows: slice = slice(None), cols: slice = slice(None)) -> np.ndarray:
-    """What `regard.weights` says of a call, (heads, rows, cols)."""
+    """What `regard.weights` says of the heads of a call, one by one as the page shows them: (heads, rows, cols)."""
     options = {name: call[name] for name in ("causal", "mask") if name in call}
-    return np.asarray(regard.weights(call["query"], call["key"], rows=rows, cols=cols, **options))
+    query, key = call["query"], call["key"]
+    heads = zip(query, np.repeat(key, len(query) // len(key), axis=0), strict=True)
+    return np.stack([regard.weights(q, k, rows=rows, cols=cols, **options) for q, k in heads])
 
 
 @contextmanager

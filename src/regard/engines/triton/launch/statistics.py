@@ -60,10 +60,8 @@ def softmax(p: Problem, S: torch.Tensor) -> torch.Tensor:
     sink = None if p.sink is None else tensor(converted(p.sink, p.compute)).expand(p.heads)[:, None, None]
     m = m if sink is None else torch.maximum(m, sink)
     m = torch.where(m == torch.inf, torch.nan, m.clamp(min=torch.finfo(m.dtype).min))
-    hidden = S == -torch.inf if m.isnan().any() else None
-    P = S.sub_(m).exp_()
-    if hidden is not None:
-        P.masked_fill_(hidden, 0)
+    hidden = S == -torch.inf  # next to a NaN too; to ask whether there is one, the host would wait
+    P = S.sub_(m).exp_().masked_fill_(hidden, 0)
     total = P.sum(-1, keepdim=True) + (0 if sink is None else torch.exp(sink - m))
     return P.mul_(torch.where(total > 0, 1 / total, 1))
 
