@@ -95,10 +95,12 @@ class Problem:
     @cached_property
     def used(self) -> frozenset[str]:
         """The names of the optional fields that this call uses: those that differ from their defaults."""
-        found = {name: getattr(self, name) for name in OPTIONAL}
-        return frozenset(
-            n for n, x in found.items() if x is not OPTIONAL[n] and (isinstance(x, np.ndarray) or x != OPTIONAL[n])
-        )
+        names = []
+        for name, default in OPTIONAL.items():
+            x = getattr(self, name)
+            if x is not default and (isinstance(x, np.ndarray) or x != default):
+                names.append(name)
+        return frozenset(names)
 
     @cached_property
     def device(self) -> Any:

@@ -85,7 +85,7 @@ class Guarded:
     """An engine whose functions raise for a problem with a field that they do not know."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.engine, self.NAME, self.ABOUT = engine, engine.NAME, engine.ABOUT
         for name in FUNCTIONS:
             setattr(self, name, functools.partial(self._call, name))
 
@@ -101,8 +101,10 @@ class Guarded:
 
 def unknown(engine: Engine, function: str, p: Problem) -> str | None:
     """Return the reason why a function of an engine does not know a field of a problem, or None."""
+    if p.used <= engine.KNOWS[function]:
+        return None
     fields = p.used - engine.KNOWS[function]
-    return f"its {function} does not know {', '.join(map(repr, sorted(fields)))}" if fields else None
+    return f"its {function} does not know {', '.join(map(repr, sorted(fields)))}"
 
 
 class Engines(Mapping[str, Engine]):
