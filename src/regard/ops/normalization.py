@@ -30,15 +30,14 @@ def checked(
     signature: callcache.Signature | None, query: Any, key: Any, value: Any, options: Mapping[str, Any]
 ) -> Problem:
     """Return the problem of a call; calls of a known signature are not checked."""
-    given, entry = CallOptions(**options), callcache.find(signature)
-    mask: Any = given.mask  # of a cached call they are rules
-    score: Any = given.score
+    mask, score, entry = options.get("mask"), options.get("score"), callcache.find(signature)
     if entry is not None and entry.fields is not None and entry.layout is not None:
         to_bhnd = entry.layout.to_bhnd
         return Problem.from_fields(
             entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
-            mask=causally(mask) if given.causal else mask, score=score,
+            mask=causally(mask) if options.get("causal") else mask, score=score,
         )  # fmt: skip
+    given = CallOptions(**options)
     query, key, value = checks.operands(query, key, value)
     arranged = Layout.of(query, given.layout)
     q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))

@@ -131,10 +131,8 @@ class ModuleTable(TensorTable):
     __slots__ = ()
     _place: Place
 
-    def __init__(self, module: torch.nn.Module, name: str, bounds: Any = "clamp", form: Any = None) -> None:
-        place = Place(ref(module), name)
-        shape, dtype = form or (tuple(map(int, sizes(place.tensor))), place.tensor.dtype)
-        super().__init__("table", None, shape, dtype, bounds, place)
+    def __init__(self, module: torch.nn.Module, name: str, bounds: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        super().__init__("table", None, shape, dtype, bounds, Place(ref(module), name))
 
     @property
     def known(self) -> None:
@@ -158,11 +156,11 @@ class ModuleTable(TensorTable):
         return self.tensor.dtype
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModuleTable, (self._place.owner, self._place.name, self.bounds, (self._shape, self._dtype))
+        return ModuleTable, (self._place.owner, self._place.name, self.bounds, self._shape, self._dtype)
 
     def __deepcopy__(self, copied: dict[int, Any]) -> "ModuleTable":
-        module, name = self._place.copied(copied).owner, self._place.name
-        return ModuleTable(module, name, self.bounds, (self._shape, self._dtype))
+        place = self._place.copied(copied)
+        return ModuleTable(place.owner, place.name, self.bounds, self._shape, self._dtype)
 
     def __repr__(self) -> str:
         return f"table of shape {self.shape}, {self._place.text}"
@@ -209,7 +207,7 @@ def module_table(module: Any, name: Any, bounds: Any) -> Table:
     x = getattr(module, name, None)
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"table({type_name(module)}, {name!r}): {name!r} must name a tensor, got {type_name(x)}")
-    return ModuleTable(module, name, bounds)
+    return ModuleTable(module, name, bounds, tuple(map(int, sizes(x))), x.dtype)
 
 
 def constant(what: str, x: torch.Tensor) -> Array:

@@ -133,7 +133,7 @@ class CapturedCall:
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a call goes on with the earlier ones of its layer.
+    """The continuation of a layer's earlier calls by another.
 
     rows: the number of earlier queries that stay. A call that goes back in its cache takes the place of the others.
     places: for each batch element the earlier ones that it may go on with, its own place first. Beam search gives them
