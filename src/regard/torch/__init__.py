@@ -26,7 +26,9 @@
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
+from regard.torch.dropins.proteins import adopt
 from regard.torch.dropins.transformers import register_transformers
+from regard.torch.dropins.triangle import triangle_attention
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.nn.positions import Alibi, Relative, Rope
 from regard.torch.varlen import jagged_attention, varlen_attention
@@ -41,10 +43,12 @@ __all__ = [
     "Rope",
     "Transformer",
     "TransformerBlock",
+    "adopt",
     "jagged_attention",
     "register_transformers",
     "scaled_dot_product_attention",
     "sdpa",
+    "triangle_attention",
     "varlen_attention",
 ]
 
