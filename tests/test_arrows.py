@@ -82,7 +82,6 @@ LAZY = {
         "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
     ),
     "regard.viewer.serve.export": ("engines.cpu.wasm.module engines.cpu.wasm.product", COMPILER),
-    "regard.viewer.serve.answers": ("viewer.serve.export", "a page in one file holds answers, and is one"),
 }
 """Modules that import inside of functions: what they import so, and why the start of a process needs it."""
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from regard.examplemodel import ExampleModel
+from regard.viewer.data.questions import Answer
 from regard.viewer.scene.sources import Settings, arrays, example
-from regard.viewer.serve.answers import Answer, Answers
+from regard.viewer.serve.answers import Answers
 
 SETTINGS = Settings("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br", temperature=1.5)
 RNG = np.random.default_rng(0)

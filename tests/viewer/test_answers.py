@@ -17,9 +17,10 @@ from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer
 from regard.ops.normalization import problem_from
 from regard.viewer.data import pyramid
+from regard.viewer.data.questions import Answer
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.scene.sources import Settings, arrays, captured, example
-from regard.viewer.serve.answers import RUNS, Answer, Answers
+from regard.viewer.serve.answers import RUNS, Answers
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 from support import traced_memory
 

@@ -1,8 +1,11 @@
-"""The subject of a request of the page: a scene, a head, queries and keys."""
+"""The subject of a request of the page (a scene, a head, queries and keys), and its answer."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import brief
@@ -10,9 +13,23 @@ from regard.viewer.scene.scenes import Scene, SceneLayer
 
 Query = Mapping[str, str]
 
-
 DIGITS = 18
 """Maximum digits of a number: more may not fit 64 bits."""
+
+MOST_TOKENS = 4096
+"""Tokens in one answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """An HTTP status, with JSON or an array of float16 or float32.
+
+    exact: False for incomplete arrays, and for estimates from a sample.
+    """
+
+    status: int
+    content: dict[str, Any] | np.ndarray[Any, np.dtype[Any]]
+    exact: bool = True
 
 
 class Refused(Exception):

@@ -5,7 +5,7 @@ import threading
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,13 @@ from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
 from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, sentences, stages
-from regard.viewer.data.questions import Query, Question, Refused, integer, span, whole, within
+from regard.viewer.data.questions import MOST_TOKENS, Answer, Query, Question, Refused, integer, span, whole, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
 from regard.viewer.scene.scenes import Head, Scene, SceneLayer
 from regard.viewer.scene.sources import Settings, example
+from regard.viewer.serve.export import module_of, page, stored
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -44,7 +45,6 @@ Half a second of work. Larger passes run in the background.
 MOST_SENT = 2 * 2**20
 """Bytes of queries and keys of a head that a page may ask for."""
 
-MOST_TOKENS = 4096
 MOST_VALUES = 2**20
 LARGEST_THUMB = 256
 LOOKED_AT = 3
@@ -59,18 +59,6 @@ COLUMNS: tuple[dict[str, Any], ...] = (
         "low": 0.0, "high": 1.0,
     },
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """An HTTP status, with JSON or an array of float16 or float32.
-
-    exact: False for incomplete arrays, and for estimates from a sample.
-    """
-
-    status: int
-    content: dict[str, Any] | Array
-    exact: bool = True
 
 
 class Answers:
@@ -570,8 +558,6 @@ class Answers:
 
 def _computable(layer: SceneLayer, head: Head) -> dict[str, Any]:
     """Return the arrays of a head and its module in base64, or None for each."""
-    from regard.viewer.serve.export import module_of, stored  # which asks here
-
     code = module_of(layer)
     known = stored(layer, head, np.float32) if layer.plain or code is not None else None
     return {"head": known, "code": None if code is None else b64encode(code).decode("ascii")}
@@ -582,8 +568,6 @@ def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
 
     Raises `Refused` for a scene that is too large.
     """
-    from regard.viewer.serve.export import page  # it imports this module
-
     answers = Answers([scene], patience=None)
     try:
         return page(answers, next(iter(answers.scenes)))

@@ -8,12 +8,12 @@ with arrays of all pairs have the tiles of the exact level instead.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,11 +24,11 @@ from regard.interpret.table import CAUTION
 from regard.rules import Mask, Score
 from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
+from regard.viewer.data.questions import MOST_TOKENS, Answer, Query
 from regard.viewer.scene.labels import encodable, readable
-from regard.viewer.scene.scenes import Array, Head, SceneLayer
+from regard.viewer.scene.scenes import Array, Head, Scene, SceneLayer
 from regard.viewer.scene.sources import ABOUT_MODEL
 from regard.viewer.serve import built
-from regard.viewer.serve.answers import MOST_TOKENS, Answers
 
 LARGEST = 64 * 2**20
 """Bytes of numbers, before they become text, that a file may hold."""
@@ -47,7 +47,16 @@ DIGITS = 6
 """Digits of the numbers along a sequence."""
 
 
-def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel | None = None) -> str:
+class Source(Protocol):
+    """What a file is made from: scenes by id, answers of a server about them, and their heads."""
+
+    @property
+    def scenes(self) -> Mapping[str, Scene]: ...
+    def get(self, path: str, query: Query | None = None) -> Answer: ...
+    def head(self, name: str, layer: int, head: int, b: int = 0) -> Head: ...
+
+
+def page(answers: Source, name: str, limit: int = LARGEST, model: ExampleModel | None = None) -> str:
     """Return the file for the scene with this id: its first batch element.
 
     model: the one that made the scene; the file holds it, and reads texts that are typed.
@@ -181,7 +190,7 @@ class SavedLayer:
         return self.layer.heads * (2 * cells + (arrays if self.computed else 0))
 
 
-def _answers(answers: Answers, name: str, layers: Sequence[SavedLayer], editable: bool) -> dict[str, Any]:
+def _answers(answers: Source, name: str, layers: Sequence[SavedLayer], editable: bool) -> dict[str, Any]:
     scene = answers.scenes[name]
     paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
     for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
@@ -201,7 +210,7 @@ def _answers(answers: Answers, name: str, layers: Sequence[SavedLayer], editable
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
 
 
-def _plain(answers: Answers, path: str) -> dict[str, Any]:
+def _plain(answers: Source, path: str) -> dict[str, Any]:
     bare, _, query = path.partition("?")
     found = answers.get(bare, dict(part.partition("=")[::2] for part in query.split("&") if part))
     if found.status != 200:
@@ -225,7 +234,7 @@ def rounded(x: Any) -> Any:
 
 
 def _exact(
-    answers: Answers, name: str, layers: Sequence[SavedLayer], dtype: Any, modules: Sequence[bytes]
+    answers: Source, name: str, layers: Sequence[SavedLayer], dtype: Any, modules: Sequence[bytes]
 ) -> dict[str, Any]:
     """Return queries, keys and lse of every head that the page can compute."""
     made = {}

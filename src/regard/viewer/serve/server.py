@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard.viewer.data.questions import DIGITS
+from regard.viewer.data.questions import DIGITS, Answer
 from regard.viewer.serve import built
-from regard.viewer.serve.answers import Answer, Answers
+from regard.viewer.serve.answers import Answers
 
 HOME = "127.0.0.1"
 LARGEST_BODY = 2**20
