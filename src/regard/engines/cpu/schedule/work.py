@@ -173,7 +173,8 @@ class Schedule:
         spec = results.spec(p, target, len(rows))
         check(spec, arrays)
         self.key, self.names = spec.key, spec.fields
-        self.addresses = [name for name, x in spec.operands.items() if x.by_block and x.role != "state"]
+        self.addresses = [name for name, x in spec.operands.items() if x.by_block]
+        self.split_state = self.addresses.index("split_state")
         self.whole = [(self.names.index(name), name) for name, x in spec.operands.items() if not x.by_block]
         self.fields = pack_fields(self.names, field_values(p, spec, arrays))
         self.stages: Iterable[LaunchStage] = LaunchStages(spec, p, arrays, rows, threads)
@@ -196,16 +197,16 @@ class Schedule:
                 fields[at] = base_of(arrays[name])
         for name, x in results.tables(p).items():
             fields[self.names.index(name)] = address_of(x)
-        bases = [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)]
+        bases = array("Q", [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)])
+        fields[BASES] = bases.buffer_info()[0]
         split_state: Array | None = None
         for stage in self.stages:
             if not stage.split_state:
                 split_state = None
             elif split_state is None:
                 split_state = np.empty(stage.split_state, np.uint8)
-            starts = array("Q", [*bases, base_of(split_state)])
-            fields[BLOCKS], fields[BASES] = address_of(stage.blocks), starts.buffer_info()[0]
-            fields[TILE_LIST] = address_of(stage.tiles)
+            bases[self.split_state] = base_of(split_state)
+            fields[BLOCKS], fields[TILE_LIST] = address_of(stage.blocks), address_of(stage.tiles)
             launch(kernel, fields, stage, self.threads)
 
 

@@ -1,7 +1,8 @@
 """The operands of all kernels, in one table.
 
 Fields, strides, addresses, argument arrays, schedules' cache keys and checks follow from it. A new operand is a line
-in OPERANDS, its array in `schedule/`, and its meaning in a kernel; README.md has the steps.
+in OPERANDS, its array in `schedule/`, and its meaning in a kernel; README.md has the steps. The order of lines means
+nothing.
 
 A kernel has one argument, the address of its *fields*: 64-bit numbers and addresses. Query blocks have fields of their
 own: the offset of each operand from its base, and numbers.
@@ -74,7 +75,6 @@ OPERANDS = (
     Operand("dk", "gradient", MATRIX, BACKWARDS, "real", 1, shared=True),
     Operand("dv", "gradient", MATRIX, BACKWARDS, "real", 1, shared=True),
     Operand("bias", "bias", DENSE, EVERY, "bias"),
-    # Dense masks follow, see `operands_of`.
     Operand("dbias", "gradient", DENSE, BACKWARDS, "real"),
     Operand("sink", "sink", ("head",), (FORWARD, JVP, WEIGHTS), "real", 1),
     # Tangents
@@ -107,22 +107,8 @@ OPERANDS = (
     Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
 )
 
-# The first operands of forward. Short calls write their addresses in this order, and those of dense arrays after the
-# bias, without names.
+# The first operands of a kernel: short calls write their addresses in this order, without names.
 PLAIN = "q", "k", "v", "out", "lse"
-
-
-def check_order(operands: tuple[Operand, ...] = OPERANDS) -> None:
-    """Raise AssertionError unless forward's operands begin with `PLAIN`.
-
-    Short calls would write elsewhere.
-    """
-    first = tuple(x.name for x in operands if FORWARD in x.kernels)[: len(PLAIN)]
-    if first != PLAIN:
-        raise AssertionError(f"the rows of OPERANDS that forward has must begin with {PLAIN}, got {first}")
-
-
-check_order()
 
 MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column") and SECOND in x.kernels)
 
@@ -145,15 +131,10 @@ BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "coun
 
 @cache
 def operands_of(kernel: str, masks: int = 0) -> dict[str, Operand]:
-    """Return the operands of a kernel by name; dense masks follow the bias."""
-    found: dict[str, Operand] = {}
-    for x in OPERANDS:
-        if kernel in x.kernels:
-            found[x.name] = x
-            if x.name == "bias":
-                dense = (Operand(f"dense{n}", "mask", DENSE, EVERY, I8) for n in range(masks))
-                found |= {mask.name: mask for mask in dense}
-    return found
+    """Return the operands of a kernel by name: `PLAIN`, bias and dense masks first, as short calls need."""
+    rows = {x.name: x for x in OPERANDS if kernel in x.kernels}
+    dense = {f"dense{n}": Operand(f"dense{n}", "mask", DENSE, EVERY, I8) for n in range(masks)}
+    return {name: rows[name] for name in (*PLAIN, "bias") if name in rows} | dense | rows
 
 
 @cache
