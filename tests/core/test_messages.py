@@ -14,6 +14,7 @@ import pytest
 
 import regard
 from regard import positions
+from regard.core.statistics import NAMES
 from regard.engines import cpu, tiled
 from regard.ops.planning import plan
 from regard.ops.stepping import steps
@@ -37,8 +38,8 @@ CUPY = "arrays of CuPy are not served: convert them with cupy.asnumpy"
 SIDE = "side of padding must be 'right' or 'left', got"
 MAPS = "feature_map must be 'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
 KNOWN = (
-    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'effective_states', 'max', 'argmax', 'received', "
-    "'group_received', 'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
+    f"known are {', '.join(map(repr, NAMES))} and "
+    "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 )
 TRUTH = "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
 BRANCHING = (
