@@ -236,13 +236,18 @@ def function(name: str, x: object, takes: Sequence[str]) -> Any:
     expected = f"{name} must be a function of ({', '.join(takes)})"
     if isinstance(x, type) or not callable(x):
         raise TypeError(f"{expected}, got {shown(x)}")
+    accepts(x, takes, expected)
+    return x
+
+
+def accepts(function: Any, names: Sequence[str], expected: str) -> None:
+    """Raise TypeError, with what was expected, unless a function takes these arguments."""
     try:
-        inspect.signature(x).bind(*takes)
+        inspect.signature(function).bind(*names)
     except ValueError:  # some built-in functions have no signature
         pass
     except TypeError as error:
         raise TypeError(f"{expected}: {error}") from None
-    return x
 
 
 def floating(name: str, x: object) -> np.dtype[Any]:

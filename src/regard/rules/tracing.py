@@ -3,7 +3,6 @@
 from __future__ import annotations  # so that `help` shows the names of types
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, NoReturn, overload
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.arguments.frameworks import adapter, constructor
-from regard.arguments.values import array_type, choice, type_name
+from regard.arguments.values import accepts, array_type, choice, type_name
 from regard.loaders import loaders
 from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
@@ -347,12 +346,7 @@ def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
     if isinstance(function, type) or not callable(function):
         got = f"the class {function.__name__}" if isinstance(function, type) else type_name(function)
         raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {got}")
-    try:
-        inspect.signature(function).bind(*leaves)
-    except ValueError:  # some built-in functions have no signature
-        pass
-    except TypeError as error:
-        raise TypeError(f"{rule} must take ({', '.join(leaves)}): {error}") from None
+    accepts(function, leaves, f"{rule} must take ({', '.join(leaves)})")
     try:
         result = function(*(Traced(make(leaf, "float" if leaf == "s" else "int")) for leaf in leaves))
     except Exception as error:
