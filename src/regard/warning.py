@@ -1,6 +1,8 @@
 """The category of every warning that `regard` gives, and the line that one names."""
 
 import sys
+import warnings
+from functools import cache
 from pathlib import Path
 
 
@@ -15,3 +17,9 @@ def level_of_caller() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame, level = frame.f_back, level + 1
     return level
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Give a warning, once in a process."""
+    warnings.warn(message, RegardWarning, stacklevel=level_of_caller())

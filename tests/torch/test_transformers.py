@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import regard
 from regard.bench.models import cache_name
 from regard.torch.dropins import transformers as integration
-from regard.warning import RegardWarning
+from regard.warning import RegardWarning, warn_once
 from small_models import MODELS, OTHERS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
@@ -29,7 +29,7 @@ def registered() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_was_told() -> None:
-    integration._warned.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -356,7 +356,7 @@ def test_a_mask_in_a_graph_has_elements_when_they_are_read(monkeypatch: pytest.M
     x = torch.randn(1, 1, 4, 8)
     with pytest.warns(RegardWarning, match="reads the elements of its attention mask"):
         expected = weights(x)
-    integration._warned.cache_clear()
+    warn_once.cache_clear()
     torch.compiler.reset()
     with pytest.warns(RegardWarning, match="reads the elements of its attention mask"):
         got = torch.compile(weights, backend="aot_eager", fullgraph=True)(x)

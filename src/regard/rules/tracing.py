@@ -120,6 +120,7 @@ class Table:
         kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
         return kinds.get(self.dtype.kind, "float")
 
+    @constructor
     def __getitem__(self, indices: Any) -> Traced:
         indices = indices if isinstance(indices, tuple) else (indices,)
         if len(indices) != len(self.shape):
@@ -319,6 +320,7 @@ def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
     return x if high is None else _apply("minimum", x, high)
 
 
+@constructor
 def where(condition: Any, a: Any, b: Any) -> Traced:
     """Take `a` where the boolean `condition` holds, else `b`, inside of a rule.
 

@@ -6,7 +6,6 @@ Here that function is traced into a rule, which passes through the model in plac
 
 import operator
 import sys
-import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache, partial, wraps
 from inspect import signature
@@ -16,14 +15,13 @@ from typing import Any
 
 import torch
 
-from regard import rules
+from regard import rules, warning
 from regard.rules import Mask, Traced, as_mask, reads
 from regard.rules.expression import literal
 from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import named, text_of
 from regard.torch.graph.traced import GraphRule, in_graph
-from regard.warning import RegardWarning
 
 NAME = "regard"
 TESTED = (5, 20), (5, 24)
@@ -452,15 +450,10 @@ _traced_once = lru_cache(_traced)
 _softcap = lru_cache(rules.softcap)
 
 
-@cache
-def _warned(message: str) -> None:
-    warnings.warn(message, RegardWarning, stacklevel=3)
-
-
 @modes.constant
 def warn_once(message: str) -> None:
     """Warn once in a process, also while a graph is traced."""
-    _warned(message)
+    warning.warn_once(message)
 
 
 def attention(

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 import regard.rules
 from regard.core.options import RULES
 from regard.core.statistics import of_engine, statistic
-from regard.rules import Mask, Rule, as_mask, as_score, compose
+from regard.rules import Mask, Rule, Table, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.rules.outside import lookups
@@ -22,6 +22,7 @@ from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import seen_of
 from regard.torch.graph.modes import constant, transformed
 from regard.torch.graph.operators import forward, seed_in_graph
+from regard.torch.graph.recorded import calls_numpy, looked_up, numbers_alone, record, recorded, rule_of, run_outside
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.rules import TensorMask, TensorTable
 
@@ -82,7 +83,13 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
         for part in parts:
             tensors = tensors + part.tensors
         return GraphRule(name_of_sequence(tuple([part.name for part in parts])), tensors)
-    return GraphRule(name_of_function(argument, x), ())
+    if not torch.compiler.is_dynamo_compiling():
+        return in_graph(argument, rule_of(argument, x))
+    if not calls_numpy(x):
+        return GraphRule(*record(argument, x))
+    if numbers_alone(argument, x):
+        return GraphRule(name_of_function(argument, x), ())
+    return in_graph(argument, run_outside(argument, x))
 
 
 def trained(x: torch.Tensor) -> bool:
@@ -102,6 +109,10 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
         given = dict(zip(("array", "name"), args, strict=False)) | kwargs
         attribute = given.get("name")
         return given["array"] if attribute is None else getattr(given["array"], attribute)
+    if name in ("where", "__getitem__"):
+        step = recorded(regard.rules.where if name == "where" else looked_up, args, kwargs)
+        plain: Any = regard.rules.where if name == "where" else Table.__getitem__
+        return plain.__wrapped__(*args, **kwargs) if step is None else step
     if name in RULES:
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
     args = [shaped(name, x) for x in args]
@@ -155,13 +166,7 @@ def name_of_constructed(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[st
 
 @constant
 def name_of_function(argument: str, function: Any) -> str:
-    rule = (as_mask if argument == "mask" else as_score)(function)
-    if rule.foreign:
-        raise TypeError(
-            f"{rule} reads a tensor, which a function that becomes a rule inside of a graph cannot: "
-            f"make the rule outside, with regard.{argument}(function)"
-        )
-    return name_of_rule(rule)
+    return name_of_rule(rule_of(argument, function))
 
 
 @constant
