@@ -81,6 +81,8 @@ TABLE: tuple[Row, ...] = (
         "slow",
         "3 to 5 s each",
     ),
+    Row("test_torch_recorded.py::test_(what|an_error|models|changing)", "slow", "compiles several graphs"),
+    Row("test_torch_recorded.py::test_a_(score|mask)_reads", 6, "compiles a graph each"),
     Row("test_torch_rules.py::test_(a_parameter_without|a_function_that_reads|functions_of)", "slow", "1 to 3 s each"),
     Row("test_torch_(rules|varlen|nested)", 6, "compiles a kernel each"),
     Row("test_modules.py::test_(step_by|multihead_attention_from|a_decoder|positions_in)", 12, "compiles kernels"),

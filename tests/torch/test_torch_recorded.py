@@ -26,6 +26,7 @@ SCALE = torch.nn.Parameter(torch.tensor(1.3, dtype=D))
 OFFSETS = torch.nn.Parameter(BIAS.flip(-1))
 OUTSIDE = regard.table(OFFSETS)
 Make = Callable[[Any], Any]
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def alibi(slopes: Any) -> Any:
@@ -202,3 +203,109 @@ def test_an_error_of_a_function_is_that_of_the_eager_call() -> None:
         with pytest.raises(Exception) as again:  # noqa: PT011
             compiled(call, fullgraph=False)(Q, T)
         assert str(error.value) in str(again.value)
+
+
+def forgetting(q: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Forgetting Transformer: the log-gates between a key and its query (Lin et al. 2025)."""
+    sums = regard.table(torch.nn.functional.logsigmoid(gates).cumsum(-1))
+    return regard.attention(q, q, q, score=lambda s, b, h, i, j: s + sums[b, h, i] - sums[b, h, j], causal=True)
+
+
+def disentangled(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """DeBERTa: content to position, and position to content (He et al. 2021)."""
+    c2p = regard.table(torch.einsum("bhnd,rd->bhnr", q, x))
+    p2c = regard.table(torch.einsum("bhnd,rd->bhnr", 2 * q, x.flip(0)))
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (s + c2p[b, h, i, i - j + N - 1] + p2c[b, h, j, j - i + N - 1]) / 3**0.5
+
+    return regard.attention(q, q, q, score=score)
+
+
+def decomposed(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """SAM: relative positions of rows and columns of an image, 3 wide (Li et al. 2022)."""
+    rows, columns = (regard.table(torch.einsum("bhnd,rd->bhnr", q, part)) for part in (x[:3], x[3:6]))
+    return regard.attention(q, q, q, score=lambda s, b, h, i, j: s + rows[b, h, i, j // 3] + columns[b, h, i, j % 3])
+
+
+PUBLISHED: dict[str, tuple[Function, torch.Tensor]] = {
+    "Forgetting Transformer": (forgetting, torch.randn(B, H, N, dtype=D, generator=RANDOM)),
+    "DeBERTa": (disentangled, torch.randn(2 * N - 1, 4, dtype=D, generator=RANDOM)),
+    "SAM": (decomposed, torch.randn(6, 4, dtype=D, generator=RANDOM)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_make_tables_in_the_graph(name: str) -> None:
+    function, x = PUBLISHED[name]
+    assert_same(derivatives(compiled(function), x), derivatives(function, x))
+
+
+def test_changing_sizes_compile_once() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def call(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        last = bias.shape[-1] - 1
+        near = regard.mask(lambda b, h, i, j: (i - j) * 2 <= 7)
+        return regard.attention(q, q, q, score=lambda s, b, h, i, j: s + regard.table(bias)[h, i, j] * last, mask=near)
+
+    run = torch.compile(call, fullgraph=True, backend=counter)
+    for n in (7, 9, 12):
+        q, bias = torch.randn(1, H, n, 4), torch.randn(H, n, n)
+        for x, axes in ((q, (2,)), (bias, (1, 2))):
+            for axis in axes:
+                torch._dynamo.mark_dynamic(x, axis)
+        torch.testing.assert_close(run(q, bias), call(q, bias))
+    assert counter.frame_count == 1
+
+
+def test_an_index_is_compared_with_a_changing_number() -> None:
+    """Dynamo itself takes ``index == symbol`` for False: the graph breaks."""
+    torch._dynamo.reset()
+
+    def call(q: torch.Tensor, n: int) -> torch.Tensor:
+        return regard.attention(q, q, q, mask=lambda b, h, i, j: (i - j < n) | (j == n))
+
+    run = torch.compile(call, dynamic=True, backend="eager")
+    for n in (2, 3, 5):
+        assert torch.equal(run(Q, n), call(Q, n))
+
+
+@pytest.mark.parametrize("make", [lambda c: lambda s, *_: s * c, capped], ids=["recorded", "NumPy"])
+def test_a_function_as_an_argument_has_its_own_number(make: Make) -> None:
+    def call(q: torch.Tensor, score: Any) -> torch.Tensor:
+        return regard.attention(q, q, q, score=score)
+
+    run = compiled(call)
+    for cap in (1.0, 2.0, 3.0):
+        assert torch.equal(run(Q, make(cap)), call(Q, make(cap)))
+
+
+class Exported(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = torch.nn.Parameter(T.clone())
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, score=lambda s, b, h, i, j: s * self.t + self.t)
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")  # of strict export
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_function_of_a_parameter_is_exported(strict: bool) -> None:
+    model = Exported()
+    program = torch.export.export(model, (Q,), strict=strict).module()
+    expected = torch.autograd.grad(model(Q).square().sum(), model.t)[0]
+    assert expected.any()
+    torch.testing.assert_close(torch.autograd.grad(program(Q).square().sum(), list(program.parameters()))[0], expected)
+
+
+def test_autocast_leaves_the_tensors_of_a_function() -> None:
+    def call(q: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return regard.attention(q, q, q, score=lambda s, b, h, i, j: s * t)
+
+    found = compiled(call)(Q.float(), T.float())
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, call(Q.float(), T.float()))

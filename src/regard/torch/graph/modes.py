@@ -69,6 +69,9 @@ without_transforms = torch._C._DisableFuncTorch
 # which the function is the derivative. Without it that operation would differentiate itself without end.
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
+# The trace that runs now. Without its symbols a function would compare an index with one, which Dynamo takes for False.
+_tracing_context = torch._guards.TracingContext.try_get
+
 # Tensors of FakeTensorMode, and those of the functionalization of AOTAutograd. Without them they would be refused.
 _FAKE = (FakeTensor, FunctionalTensor)
 
@@ -135,6 +138,13 @@ def constant(function: F) -> F:
     """Mark a function that Dynamo calls with constants while it traces, and that returns one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def has_symbols() -> bool:
+    """Return True while a graph is traced in which a size or a number is a symbol."""
+    context = _tracing_context()
+    environment = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    return environment is not None and bool(environment.var_to_range)
 
 
 def in_backward() -> bool:

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.fx.experimental.symbolic_shapes import has_static_value
+from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value
 from torch.overrides import TorchFunctionMode
 
 from regard.rules import Table, Traced, as_mask, as_score, rebuild
 from regard.rules.expression import MASK_LEAVES, SCORE_LEAVES
 from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
-from regard.torch.graph.modes import constant, outside_of_graphs
+from regard.torch.graph.modes import constant, has_symbols, outside_of_graphs
 from regard.torch.graph.texts import text_of
 from regard.warning import warn_once
 
@@ -31,7 +31,7 @@ Operand = tuple[str, Any]
 NUMBERS = (bool, int, float, str, type(None))
 OUTSIDE = (
     "the {0} function {1!r} breaks the graph of torch.compile, which cannot run it: use PyTorch's functions and "
-    "regard.where in it, not NumPy's, or make a rule of it outside of the graph, with regard.{0}"
+    "regard.where in it, not NumPy's, and compare with no changing number; or make the rule outside, with regard.{0}"
 )
 UNKNOWN = 2**15  # stands for a size that is a symbol: more elements than a rule computes with, so that none reads it
 Step = tuple[Any, tuple[Operand, ...], tuple[tuple[str, Operand], ...]]
@@ -57,6 +57,8 @@ class Tape:
 
     def operand(self, x: Any) -> Operand:
         """Describe an operand by constants."""
+        if isinstance(x, partial) and x.func is method:  # an attribute that is no method
+            x = self.add(getattr, x.args, {})
         if isinstance(x, Recorded):
             return "value", x.number
         if isinstance(x, Table):
@@ -98,6 +100,9 @@ class Recorded:
 
     def __getattr__(self, name: str) -> Any:
         return partial(method, self, name)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.tape.add("__getitem__", (self, at), {})
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -175,10 +180,17 @@ def name_of_steps(
     function = again(steps, result, {"tensor": tensors, "table": tables})
     function.__name__ = name
     rule = rule_of(argument, function)
-    number = {id(x): n for n, x in enumerate(tensors)}
     slots: dict[int, Any] = {}
-    payloads = {id(x): slots.setdefault(number[id(x.tensor)], x.empty) for x in foreign(rule.node)}
+    payloads = {id(x): slots.setdefault(number_of(x.tensor, tensors), x.empty) for x in foreign(rule.node)}
     return text_of(replace(rule, node=rebuild(rule.node, payloads)), tuple(slots.values())), tuple(slots)
+
+
+def number_of(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of a tensor, which may be a view of one that has the same shape."""
+    for n, y in enumerate(tensors):
+        if x is y or (x._base is y and x.shape == y.shape):
+            return n
+    raise NotImplementedError("a function computes a tensor of another one inside of a rule: compute it outside")
 
 
 def again(steps: Sequence[Step], result: Operand, arrays: dict[str, Sequence[Any]]) -> Callable[..., Any]:
@@ -209,9 +221,9 @@ def done(step: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return step(*args, **kwargs) if plain is None else plain(*args[::-1])
 
 
-def calls_numpy(function: Any) -> bool:
-    """Return True if a function calls NumPy's functions, which Dynamo does not call with `Recorded` values."""
-    return isinstance(function, FunctionType) and numpy_in(function.__code__)
+def recordable(function: Any) -> bool:
+    """Return False for a function that Dynamo would run wrongly, or not at all, with `Recorded` values."""
+    return not (isinstance(function, FunctionType) and (numpy_in(function.__code__) or symbols_in(function.__code__)))
 
 
 @constant
@@ -225,21 +237,42 @@ def numpy_in(code: CodeType) -> bool:
     return any(numpy_in(x) for x in code.co_consts if isinstance(x, CodeType))
 
 
+@constant
+def symbols_in(code: CodeType) -> bool:
+    """Return True if code may compare an index with a symbol of the graph, which Dynamo takes for another type."""
+    return has_symbols() and compares_others(code)
+
+
+def compares_others(code: CodeType) -> bool:
+    """Return True if code compares a variable that is not its own, or, for equality, a result of arithmetic."""
+    steps = [x for x in dis.get_instructions(code) if x.opname != "CACHE"]
+    for n, x in enumerate(steps):
+        before = {y.opname for y in steps[max(n - 2, 0) : n]}
+        others = {"LOAD_DEREF", "LOAD_GLOBAL"} | ({"BINARY_OP"} if x.argval in ("==", "!=") else set())
+        if x.opname == "COMPARE_OP" and before & others:
+            return True
+    return any(compares_others(x) for x in code.co_consts if isinstance(x, CodeType))
+
+
 def numbers_alone(argument: str, function: Any) -> bool:
-    """Return True if a function that calls NumPy reads no tensor, so that it can be called outside of the trace."""
+    """Return True if a function reads no tensor, so that it can be called outside of the trace."""
     try:
         cells = function.__closure__ or ()
     except AttributeError:  # made in the graph
         cells = ()
         repr(function)  # breaks the graph if it reads a tensor: a constant function of it raises
+    numbers = []
     for cell in cells:
-        if not isinstance(cell.cell_contents, NUMBERS):
+        x = cell.cell_contents
+        if not isinstance(x, NUMBERS):
             return False
-    return not reads_tensors(argument, function)
+        numbers.append(guard_scalar(x) if isinstance(x, int | float) else x)
+    return not reads_tensors(argument, function, tuple(numbers))
 
 
 @constant
-def reads_tensors(argument: str, function: Any) -> bool:
+def reads_tensors(argument: str, function: Any, numbers: tuple[Any, ...]) -> bool:
+    """Return True if a function reads a tensor; other numbers of its closure trace the graph again."""
     return bool(rule_of(argument, function).foreign)
 
 

@@ -22,7 +22,7 @@ from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import seen_of
 from regard.torch.graph.modes import constant, transformed
 from regard.torch.graph.operators import forward, seed_in_graph
-from regard.torch.graph.recorded import calls_numpy, looked_up, numbers_alone, record, recorded, rule_of, run_outside
+from regard.torch.graph.recorded import looked_up, numbers_alone, record, recordable, recorded, rule_of, run_outside
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.rules import TensorMask, TensorTable
 
@@ -85,7 +85,7 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
         return GraphRule(name_of_sequence(tuple([part.name for part in parts])), tensors)
     if not torch.compiler.is_dynamo_compiling():
         return in_graph(argument, rule_of(argument, x))
-    if not calls_numpy(x):
+    if recordable(x):
         return GraphRule(*record(argument, x))
     if numbers_alone(argument, x):
         return GraphRule(name_of_function(argument, x), ())
