@@ -282,6 +282,29 @@ def test_a_function_as_an_argument_has_its_own_number(make: Make) -> None:
         assert torch.equal(run(Q, make(cap)), call(Q, make(cap)))
 
 
+NEW: dict[str, Callable[[torch.Tensor], Any]] = {
+    "of a tensor": regard.documents,
+    "of an array": lambda ids: regard.documents(ids.numpy()) & regard.causal(),
+    "of a dense array": lambda ids: regard.causal() & (ids[:, None, None] > 0).numpy(),
+    "of a function": lambda ids: regard.mask(lambda b, h, i, j: regard.table(ids)[b, i] >= 1),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_new_rule_each_batch_compiles_once(name: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def call(q: torch.Tensor, mask: Any) -> torch.Tensor:
+        return regard.attention(q, q, q, mask=mask)
+
+    run = torch.compile(call, fullgraph=True, backend=counter)
+    for seed in range(12):
+        mask = NEW[name](torch.randint(0, 3, (B, N), generator=torch.Generator().manual_seed(seed)))
+        assert torch.equal(run(Q, mask), call(Q, mask))
+    assert counter.frame_count == 1
+
+
 class Exported(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

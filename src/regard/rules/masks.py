@@ -8,13 +8,14 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.arguments.frameworks import adapter, constructor, plain
 from regard.arguments.values import array_type, choice, integer
+from regard.loaders import loaders
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, has, make, once, order
 from regard.rules.tracing import Table, Traced, as_array, as_table, trace
 
@@ -67,6 +68,17 @@ def _dense(node: Node) -> tuple[Array, ...]:
     return tuple(x.payload for x in order([node]) if x.op == "dense")
 
 
+class _InGraphs(dict[Any, Any]):
+    """Rules as PyTorch's graphs have them.
+
+    Dynamo guards a property that C code reads by its value, which may be another rule's. It would trace a function.
+    """
+
+    def __missing__(self, rule: Rule) -> tuple[str, tuple[Any, ...]]:
+        in_graph: tuple[str, tuple[Any, ...]] = loaders["torch"]().rule_in_graph(rule)
+        return in_graph
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
     """A traced rule: its expression, text and requirements on a call.
@@ -78,6 +90,7 @@ class Rule:
     text: str
     requires: tuple[Requirement, ...] = ()
     foreign: tuple[Any, ...] = field(init=False, repr=False)
+    in_graph: ClassVar[property] = property(_InGraphs().__getitem__)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "foreign", foreign(self.node))

@@ -26,6 +26,7 @@ from regard.torch.functions import hopfield, linear_attention, merge, multihead_
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import HOST, execute, new_seed
+from regard.torch.graph.texts import rule_in_graph
 from regard.torch.graph.traced import construct
 from regard.torch.rules import bind, constant, flags, module_table, table
 
@@ -33,7 +34,7 @@ _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", defaul
 
 __all__ = [
     "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "module_table",
-    "multihead_attention", "plan", "steps", "table", "weights",
+    "multihead_attention", "plan", "rule_in_graph", "steps", "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 

@@ -223,7 +223,12 @@ def done(step: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def recordable(function: Any) -> bool:
     """Return False for a function that Dynamo would run wrongly, or not at all, with `Recorded` values."""
-    return not (isinstance(function, FunctionType) and (numpy_in(function.__code__) or symbols_in(function.__code__)))
+    if not isinstance(function, FunctionType):
+        return True
+    code = function.__code__
+    if torch.compiler.is_exporting() and not code.co_freevars:  # PyTorch warns of what is recorded in an export
+        return reads_tensors("mask" if code.co_argcount == len(MASK_LEAVES) else "score", function, ())
+    return not (numpy_in(code) or symbols_in(code))
 
 
 @constant

@@ -19,19 +19,22 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from regard.core.options import RULES
 from regard.core.statistics import statistic
+from regard.core.tensors import NUMPY, tensor
 from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
-from regard.rules.expression import rebuild
+from regard.rules.expression import order, rebuild
 from regard.rules.masks import Requirement, foreign
 from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import tracing
 from regard.torch.rules import TensorMask, TensorTable
 
 MOST_INLINE = 2**16
+TYPES = {same: kind for kind, same in NUMPY.items()}
 KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
 _large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
 _lasting: dict[
     str, np.ndarray[Any, np.dtype[Any]]
 ] = {}  # of graphs, which may outlive the rules that they were traced with
+_in_graphs: WeakKeyDictionary[Rule, tuple[str, tuple[Any, ...]]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[TensorCall, str] = WeakKeyDictionary()
 _calls: WeakValueDictionary[str, TensorCall] = WeakValueDictionary()
 
@@ -72,6 +75,34 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
             ["flags", x.ndim] if isinstance(x, TensorMask) else ["table", x.shape, str(x.torch_dtype)] for x in slots
         ],
     })  # fmt: skip
+
+
+def rule_in_graph(rule: Rule) -> tuple[str, tuple[Any, ...]]:
+    """Return a rule as text, with all arrays that it reads as inputs; without text if a graph cannot serve it so."""
+    text, reads = _in_graphs.get(rule) or _in_graphs.setdefault(rule, _without_arrays(rule))
+    return text, tuple([x if isinstance(x, torch.Tensor) else x.tensor for x in reads])
+
+
+def _without_arrays(rule: Rule) -> tuple[str, tuple[Any, ...]]:
+    reads = {id(x.payload): x.payload for x in order([rule.node]) if x.op in ("gather", "dense")}
+    arrays = [x for x in reads.values() if not getattr(x, "from_tensor", False)]
+    raises = any(getattr(x, "bounds", "clamp") == "raise" for x in reads.values())
+    # On a device, arrays are constants of the graph: as inputs they would have to be there.
+    if raises or not TYPES.keys() >= {x.dtype for x in arrays} or (arrays and torch.cuda.is_available()):
+        return "", ()
+    slots = {n: _slot(x) for n, x in reads.items()}
+    inputs = [
+        x if getattr(x, "from_tensor", False) else tensor(np.array(getattr(x, "array", x))) for x in reads.values()
+    ]
+    return text_of(replace(rule, node=rebuild(rule.node, slots)), tuple(slots.values())), tuple(inputs)
+
+
+def _slot(x: Any) -> Any:
+    if getattr(x, "from_tensor", False):
+        return x.empty
+    if isinstance(x, np.ndarray):
+        return TensorMask(None, (1,) * x.ndim)
+    return TensorTable("table", None, x.shape, TYPES[x.dtype])
 
 
 def written(x: Any, lasting: bool) -> dict[str, Any]:

@@ -76,6 +76,10 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
                         "reads as a constant, without a gradient: make the rule with regard.table(module, name), or "
                         "where the program calls attention"
                     )
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            text, reads = x.in_graph
+            if text:
+                return GraphRule(text, reads)
         return GraphRule(name_of_rule(x), x.tensors)
     if isinstance(x, list | tuple):
         parts = [in_graph(argument, part) for part in x]
