@@ -181,7 +181,9 @@ def name_of_steps(
     function.__name__ = name
     rule = rule_of(argument, function)
     slots: dict[int, Any] = {}
-    payloads = {id(x): slots.setdefault(number_of(x.tensor, tensors), x.empty) for x in foreign(rule.node)}
+    payloads: dict[int, Any] = {}
+    for x in foreign(rule.node):
+        payloads[id(x)] = slots.setdefault(number_of(x.tensor, tensors), x.empty)
     return text_of(replace(rule, node=rebuild(rule.node, payloads)), tuple(slots.values())), tuple(slots)
 
 
