@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import regard
+from regard.engines import engines
 
 SOURCE = Path(regard.__file__).parent.parent
 
@@ -56,8 +57,8 @@ LAZY = {
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (
-        "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work engines.cpu.schedule.decoding "
-        "engines.cpu.schedule.repeated_calls engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
+        "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work "
+        "engines.cpu.schedule.prepared engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
         "engines.cpu.schedule.weights_work engines.cpu.schedule.work "
         "engines.cpu.target.instructions engines.tiled engines.tiled.forward_pass",
         COMPILER + "; a plain call needs no tiles on NumPy",
@@ -74,7 +75,6 @@ LAZY = {
     "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
     "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
-    "regard.ops.planning": ("engines.cpu.schedule.work", COMPILER),
     "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
     "regard.viewer.looking": (
         "core.tensors interpret.capture.captured viewer.scene.sources viewer.serve.answers viewer.serve.notebook "
@@ -84,6 +84,16 @@ LAZY = {
     "regard.viewer.serve.export": ("engines.cpu.wasm.module engines.cpu.wasm.product", COMPILER),
 }
 """Modules that import inside of functions: what they import so, and why the start of a process needs it."""
+
+
+INSIDE = {
+    "regard.bench.limits": "limits of the processor, measured with kernels of their own",
+    "regard.bench.run": "a report names the instruction set",
+    "regard.doctor": "a report asks whether the system permits compiled code",
+    "regard.ops.exporting": "modules of WebAssembly come from this compiler alone",
+    "regard.viewer.serve.export": "a page in one file holds such modules",
+}
+"""Modules outside of `engines/` that import the compiled engine, and why: all others go by the protocol of engines."""
 
 
 class Arrow(NamedTuple):
@@ -185,6 +195,36 @@ def circles(root: Path) -> list[list[str]]:
     return sorted(sorted(circle) for circle in found if len(circle) > CIRCLE)
 
 
+def entering(root: Path) -> set[str]:
+    """Modules outside of `engines/` that import the compiled engine or a part of it."""
+    return {
+        x.source
+        for x in arrows(root)
+        if f"{x.target}.".startswith("regard.engines.cpu.") and not x.source.startswith("regard.engines")
+    }
+
+
+def naming(root: Path) -> list[str]:
+    """Comparisons with the name of an engine, unless it is that of a device of a framework."""
+    found = []
+    for name, path in modules(root).items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Compare) or any(x in ast.unparse(node) for x in ("platform", "device")):
+                continue
+            for side in (node.left, *node.comparators):
+                texts = {getattr(x, "value", None) for x in (side, *getattr(side, "elts", ()))}
+                found += [f"{name}: {ast.unparse(node)}"] * any(x in texts for x in engines())
+    return found
+
+
+def test_the_compiled_engine_is_entered_by_the_protocol() -> None:
+    assert entering(SOURCE) == set(INSIDE)
+
+
+def test_no_engine_is_compared_by_name() -> None:
+    assert naming(SOURCE) == []
+
+
 def test_no_arrow_climbs() -> None:
     assert climbing(SOURCE) == []
 
@@ -239,6 +279,13 @@ def test_a_climbing_arrow_is_found(copy: Path, module: str, target: str, form: s
     assert climbing(copy) == [f"{module} -> {target}"]
 
 
+def test_an_entered_engine_and_a_compared_name_are_found(copy: Path) -> None:
+    lines = "def late(engine):", "    from regard.engines import cpu", "    return engine.NAME == 'tiled'"
+    add(copy, "regard.ops.merging", "\n" + "\n".join(lines) + "\n")
+    assert entering(copy) - set(INSIDE) == {"regard.ops.merging"}
+    assert naming(copy) == ["regard.ops.merging: engine.NAME == 'tiled'"]
+
+
 def test_an_unlisted_lazy_import_is_found(copy: Path) -> None:
     assert unlisted(copy) == []
     add(copy, "regard.ops.merging", "\ndef late():\n    from regard.ops import linear\n")
@@ -247,8 +294,8 @@ def test_an_unlisted_lazy_import_is_found(copy: Path) -> None:
 
 def test_a_line_of_the_list_that_is_no_import_is_found(copy: Path) -> None:
     assert unlisted(copy) == []
-    modules(copy)["regard.ops.planning"].write_text("", encoding="utf-8")
-    assert unlisted(copy) == ["regard.ops.planning -> regard.engines.cpu.schedule.work"]
+    modules(copy)["regard.ops.exporting"].write_text("", encoding="utf-8")
+    assert unlisted(copy) == ["regard.ops.exporting -> regard.engines.cpu.wasm.module"]
 
 
 def test_a_long_circle_is_found(copy: Path) -> None:

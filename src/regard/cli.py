@@ -22,7 +22,6 @@ import regard
 from regard.arguments.packages import EXTRAS, MissingPackage, require
 from regard.arguments.values import integer
 from regard.engines import engines
-from regard.engines.cpu import state
 from regard.interpret import inputs
 from regard.ops.planning import plan, shapes
 from regard.ops.stepping import Step, steps
@@ -401,7 +400,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.plot_from is not None:
         _plot(arguments)
         return
-    if reason := state():
+    if reason := engines()["cpu"].state():
         raise Refusal(f"regard bench measures limits with compiled kernels: {reason}")
     from regard.bench import report
     from regard.bench.measure import Setting

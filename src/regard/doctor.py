@@ -54,8 +54,9 @@ def _engines() -> dict[str, str]:
         engine.name: ("ready" if engine.reason is None else f"not available: {engine.reason}") + f" ({engine.about})"
         for engine in states
     }
-    if any(engine.name == "cpu" and engine.reason for engine in states):
-        found["tiled"] += ", runs all calls in place of cpu"
+    first, second = states[:2]
+    if first.reason:
+        found[second.name] += f", runs all calls in place of {first.name}"
     return found
 
 

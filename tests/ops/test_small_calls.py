@@ -275,7 +275,7 @@ def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypa
 
 
 def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.engines.cpu.schedule.repeated_calls.REPEATED_QUERIES", 11)
+    monkeypatch.setattr("regard.engines.cpu.schedule.prepared.MOST_QUERIES", 11)
     monkeypatch.setattr(callcache, "_thread", SimpleNamespace())
     call()
     calls = seen_calls(monkeypatch)

@@ -9,11 +9,13 @@
 
 The specification is the engine "spec", which runs only when it is named.
 
-An engine is a module with NAME, ABOUT, KNOWS and the functions of `Engine`. KNOWS says, for each function, which
-optional fields of a `Problem` it knows. A problem that uses another one is refused, never computed without it. `state`
-and `supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the
-problem's own lse: rows with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse
-that may be that of more keys than the problem has. The derivatives:
+An engine is a module with the members of `Engine`; of one without `prepare` no call is prepared. DEVICES: it reads
+arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when named. SKIPS_TILES: it
+does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a `Problem` it knows. A
+problem that uses another one is refused, never computed without it. `state` and `supports` return None, or the reason
+why the engine cannot run here, or cannot run a problem. `weights` take the problem's own lse: rows with every key are
+divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse that may be that of more keys than the problem
+has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their
@@ -27,10 +29,6 @@ The last two make double backward. The gradient of ⟨u, gradients⟩ in the inp
 cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the outputs of `forward`, with entropy if it
 has a cotangent. None in cotangents or tangents is 0.
 
-An engine may also have `repeatable_call(problem, dense=False)`, which returns None or a function. The function takes
-the addresses of query, key, value, out and lse, and runs the call on other arrays of the same shapes and strides
-(`ops/callcache.py`). With `dense` the addresses of a bias and of dense masks follow.
-
 `into` holds arrays of the right shapes and dtypes that nothing else reads. An engine may write results there (of `jvp`,
 the tangents) and return those arrays; any other array that it returns is new.
 """
@@ -38,7 +36,7 @@ the tangents) and return those arrays; any other array that it returns is new.
 import functools
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
@@ -53,15 +51,26 @@ from regard.warning import RegardWarning, level_of_caller
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class Prepared(Protocol):
+    """Forward of one problem, for one thread, on arrays at the given addresses."""
+
+    def __call__(self, addresses: Sequence[int], /, *keys: Any) -> None: ...
+
+
 class Engine(Protocol):
     """Members of an engine's module."""
 
     NAME: str
     ABOUT: str
+    DEVICES: bool
+    NAMED_ONLY: bool
+    SKIPS_TILES: bool
     KNOWS: Mapping[str, frozenset[str]]
 
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
+    def working_memory(self, p: Problem, /) -> int: ...
+    def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> Prepared | None: ...
     def forward(
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /
     ) -> tuple[Outputs, dict[Statistic, Any]]: ...
@@ -94,6 +103,16 @@ class Guarded:
         if reason:
             raise ValueError(f"engine {self.engine.NAME!r} refuses this call: {reason}")
         return getattr(self.engine, function)(p, *args)
+
+    def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> Prepared | None:
+        """Return forward of a problem for other arrays, None if the engine has none.
+
+        It is given the addresses of query, key, value, out and lse, then of the bias and the dense masks that there
+        are, and reads or writes arrays of the same shapes and strides. vary: with "keys" their number differs too. It
+        follows, with the strides of key and value in numbers, not bytes.
+        """
+        prepare = None if unknown(self.engine, "forward", p) else getattr(self.engine, "prepare", None)
+        return None if prepare is None else prepare(p, vary)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -159,31 +178,31 @@ def choose(p: Problem, name: str | None, function: str = "forward") -> Engine:
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
         return every[name]
+    first = every[next(iter(every))]
     for engine in every.values():
         if refusal(engine, p, function) is None:
-            if engine.NAME == "tiled":
-                _warn_of_fallback(p, function)
+            if engine is not first and p.device is None:
+                _warn_of_fallback(first, engine, p, function)
             return engine
     reasons = "; ".join(f"{n}: {why}" for n, why in refusals(p, function).items())
     raise ValueError(f"no engine supports this call: {reasons}")
 
 
-def _warn_of_fallback(p: Problem, function: str) -> None:
-    """Warn once for each reason that the compiled engine refuses a call, or all calls.
+def _warn_of_fallback(first: Engine, engine: Engine, p: Problem, function: str) -> None:
+    """Warn once for each reason that the first engine refuses a call, or all calls.
 
     A browser has no compiled engine to be had, and no warning.
     """
-    cpu = engines()["cpu"]
-    missing = cpu.state()
-    reason = missing or unsupported(cpu, p, function)
+    missing = first.state()
+    reason = missing or unsupported(first, p, function)
     limit = (reason or "").partition(", got ")[0]
     if reason is None or limit in _warned or sys.platform == "emscripten":
         return
     _warned.add(limit)
     refuses, it = ("cannot run here", "all calls") if missing else ("refuses this call", "it")
     warnings.warn(
-        f"the engine 'cpu' {refuses}: {reason}; 'tiled' runs {it}, many times slower (engine='tiled' silences "
-        "this warning, which is given once)",
+        f"the engine {first.NAME!r} {refuses}: {reason}; {engine.NAME!r} runs {it}, many times slower "
+        f"(engine={engine.NAME!r} silences this warning, which is given once)",
         RegardWarning,
         stacklevel=level_of_caller(),
     )
@@ -197,15 +216,15 @@ def unsupported(engine: Engine, p: Problem, function: str) -> str | None:
 def refusal(engine: Engine, p: Problem, function: str = "forward") -> str | None:
     """Return the reason why an engine would not be chosen, or None."""
     named = "runs only when named"
-    if engine.NAME == "triton" and p.device is None:
+    if engine.DEVICES and p.device is None:
         return named
     reason = engine.state() or elsewhere(engine, p)
-    return reason or (named if engine.NAME == "spec" else unsupported(engine, p, function))
+    return reason or (named if engine.NAMED_ONLY else unsupported(engine, p, function))
 
 
 def elsewhere(engine: Engine, p: Problem) -> str | None:
     """Return the reason why an engine cannot read arrays of a device, or None."""
-    return None if p.device is None or engine.NAME == "triton" else f"the arrays are on the device {p.device}"
+    return None if p.device is None or engine.DEVICES else f"the arrays are on the device {p.device}"
 
 
 def refusals(p: Problem, function: str = "forward") -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import jax
-from regard.jax.task import PrimitiveTask, Shape, fast_call, named, run
+from regard.jax.task import PrimitiveTask, Shape, named, prepared_call, run
 from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
 
@@ -123,9 +123,9 @@ class Prepared:
     def run(self, operands: list[int], results: list[int]) -> None:
         if self.threads != num_threads():
             self.threads = num_threads()
-            self.fast = fast_call(self.task, views(self.operands, operands))
+            self.fast = prepared_call(self.task, views(self.operands, operands))
         if self.fast is not None:
-            self.fast(*operands, *results)
+            self.fast((*operands, *results))
         else:
             run(self.task, views(self.operands, operands), views(self.results, results))
 

@@ -15,7 +15,7 @@ import numpy as np
 from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
-from regard.engines import choose
+from regard.engines import Prepared, choose
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 from regard.runtime.forks import cached_property
 
@@ -294,18 +294,17 @@ def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]
             a[...] = 0
 
 
-def fast_call(task: PrimitiveTask, operands: Sequence[Array]) -> Any:
-    """Return a function that repeats a small forward on this thread, or None.
+def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> Prepared | None:
+    """Return the prepared call of a small forward without options, else None.
 
-    It takes the addresses of operands and results. Only calls without options have one.
+    It takes the addresses of operands and results.
     """
     plain = task.kind == "forward" and not task.sizes and task.results == OUTPUTS[:2]
     if not plain or task.operands != ("query", "key", "value"):
         return None
     swap = task.call.layout == "bnhd"
     p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
-    repeatable = getattr(choose(p, task.call.engine), "repeatable_call", None)
-    return None if repeatable is None else repeatable(replace(p, observe=()))
+    return choose(p, task.call.engine).prepare(replace(p, observe=()))
 
 
 def transpose(name: str, a: Array) -> Array:

@@ -176,9 +176,9 @@ def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
 
     Only calls with a signature in the store are cached.
     """
-    entry, repeatable = callcache.find(p.signature), getattr(chosen, "repeatable_call", None)
-    if entry is not None and not entry.tried and repeatable is not None:
-        run = repeatable(p)
+    entry = callcache.find(p.signature)
+    if entry is not None and not entry.tried:
+        run = chosen.prepare(p)
         entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape)
 
 

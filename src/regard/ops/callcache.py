@@ -32,11 +32,12 @@ import numpy as np
 from regard.core.layout import Layout
 from regard.core.options import DEFAULTS
 from regard.core.problem import Problem
-from regard.engines.cpu.schedule.fields import address_of
+from regard.engines import Prepared
 from regard.rules import Mask, Score
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.bounded import insert
+from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -141,11 +142,10 @@ def meet(*rules: Rule | None) -> bool:
 class CachedCall:
     """A call of one signature on NumPy arrays, which computes the output.
 
-    run: an engine's call at the addresses of query, key, value, out and lse. shape: of the output, as the caller sees
-    it.
+    run: the engine's prepared call. shape: of the output, as the caller sees it.
     """
 
-    def __init__(self, run: Any, p: Problem, shape: tuple[int, ...]):
+    def __init__(self, run: Prepared, p: Problem, shape: tuple[int, ...]):
         self.run, self.shape, self.dtype = run, shape, p.dtype
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
@@ -153,5 +153,5 @@ class CachedCall:
 
     def __call__(self, query: Array, key: Array, value: Array) -> Array:
         out = self.new(self.shape, self.dtype)
-        self.run(address_of(query), address_of(key), address_of(value), address_of(out), self.lse_address)
+        self.run((address_of(query), address_of(key), address_of(value), address_of(out), self.lse_address))
         return out

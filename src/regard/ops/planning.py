@@ -16,11 +16,10 @@ from regard.core.options import ARRAYS, taking_options
 from regard.core.problem import Problem
 from regard.core.types import ArrayLike, Options
 from regard.engines import choose, refusals
-from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
+from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q
 from regard.ops import metric as metrics
 from regard.ops.normalization import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
-from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -248,12 +247,12 @@ def plan(
     p = problem_from(q, k, v, **options)
     if metric is not None:
         metrics.fits(checks.array("metric", metric).shape, p.query.shape)
-    chosen = choose(p, engine).NAME
+    chosen = choose(p, engine)
     tiles, inputs = _tiles(p), [getattr(p, name) for name in ("query", "key", "value", *ARRAYS)]
     pairs = p.batch * p.heads * p.n_q * p.n_k
     return Plan(
-        engine=chosen,
-        engines=_reasons(p, chosen, engine is not None),
+        engine=chosen.NAME,
+        engines=_reasons(p, chosen.NAME, engine is not None),
         rules=", ".join(str(rule) for rule in (p.mask, p.score) if rule is not None),
         dtype=p.dtype.name,
         batch=p.batch,
@@ -264,10 +263,10 @@ def plan(
         d=p.d,
         d_v=p.d_v,
         flops=2 * pairs * (p.d + p.d_v),
-        flops_visited=2 * (pairs if chosen == "spec" else tiles.pairs) * (p.d + p.d_v),
+        flops_visited=2 * (tiles.pairs if chosen.SKIPS_TILES else pairs) * (p.d + p.d_v),
         bytes_read=sum(x.nbytes for x in inputs if x is not None),
         bytes_written=p.batch * p.heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
-        working_memory=_working_memory(p, chosen),
+        working_memory=chosen.working_memory(p),
         naive_memory=pairs * p.dtype.itemsize,
         tiles=tiles,
     )
@@ -313,25 +312,6 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
 def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
     found = {name: why or "supports this call too, but comes later" for name, why in refusals(p).items()}
     return found | {chosen: "named" if named else "the first that supports this call"}
-
-
-def _working_memory(p: Problem, engine: str) -> int:
-    """Return the approximate bytes beyond inputs and outputs.
-
-    The tiled engine has chunks of scores and weights for its threads. It copies keys and values for
-    BLAS (once more if the dtype of sums is wider). The cpu engine has tiles and lists, the
-    specification n × n arrays.
-    """
-    if engine == "spec":
-        return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
-    if engine == "cpu":
-        from regard.engines.cpu.schedule.work import working_memory
-
-        return working_memory(p)
-    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // BLOCK_Q))
-    pairs = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)
-    copies = 2 if p.dtype == p.compute else 3
-    return threads * p.compute.itemsize * (2 * pairs + copies * (BLOCK_Q + pairs // BLOCK_Q) * (p.d + p.d_v))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "spec"
 ABOUT = "the specification, O(n²) memory, slow; runs only when named"
+DEVICES, NAMED_ONLY, SKIPS_TILES = False, True, False
 
 
 def state() -> str | None:
@@ -23,6 +24,11 @@ def state() -> str | None:
 
 def supports(p: Problem) -> str | None:
     return None
+
+
+def working_memory(p: Problem) -> int:
+    """Return the bytes of eight (n_q, n_k) arrays of float64 for each head."""
+    return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
 
 
 @np.errstate(all="ignore")

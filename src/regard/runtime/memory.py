@@ -11,6 +11,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import mmap
 import os
+import sys
 from collections import deque
 from contextlib import suppress
 from ctypes import c_size_t, c_uint, pythonapi
@@ -156,3 +157,13 @@ def _release() -> None:
     while sum(block.length for blocks in (_released, _warm) for block in tuple(blocks)) > POOLED:
         with suppress(IndexError):
             (_released or _warm).popleft()
+
+
+def address_of(x: Array) -> int:
+    """Return the address of an array."""
+    # The first word after the object's header, in NumPy's C interface; `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # id() is an address
+_word = c_size_t.from_address

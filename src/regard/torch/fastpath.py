@@ -55,7 +55,7 @@ class CachedTensorCall:
         """
         out = self.new(q)
         more = [x.data_ptr() for x in dense]
-        self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address, *more)
+        self.run((q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address, *more))
         return out
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class CachedTensorCall:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self.results(q)
-        self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
+        self.run((q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()))
         return out, lse
 
 
@@ -185,11 +185,9 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     p = problem_from(array(q), array(k), array(v), **options | {name: array(x) for name, x in dense.items()})
     checks.fits(p)
     engine: Any = choose(p, None)
-    if not hasattr(engine, "repeatable_call"):
-        return None
     step = is_step(q, k, v, options)
     # A step's query is the last position and sees all others.
-    run = engine.decode_step(replace(p, mask=None)) if step else engine.repeatable_call(p, dense=True)
+    run = engine.prepare(replace(p, mask=None), ("addresses", "keys")) if step else engine.prepare(p)
     if run is None:
         return None
     out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)

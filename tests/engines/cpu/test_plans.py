@@ -10,11 +10,12 @@ import pytest
 
 import regard
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule import fields, stages, work
+from regard.engines.cpu.schedule import stages, work
 from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
 from regard.ops.normalization import problem_from
+from regard.runtime import memory
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))
@@ -80,9 +81,9 @@ def test_other_strides_of_cotangents() -> None:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(memory, "IN_MEMORY", in_memory)
     for x in (Q, Q[:, ::-1], Q[1:, 5:, 3:], np.broadcast_to(Q[:1], Q.shape), np.float32(1)[None], Q[:0]):
-        assert fields.address_of(x) == x.__array_interface__["data"][0]
+        assert memory.address_of(x) == x.__array_interface__["data"][0]
 
 
 def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ Without a rule or a bias, scores of float32 are logarithms of base 2. So they ar
 
 import functools
 import platform
+from collections.abc import Collection
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -43,6 +44,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
+DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 WIDEST = 1024
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
@@ -153,26 +155,16 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
-def repeatable_call(p: Problem, dense: bool = False) -> Any:
-    """Return a repeatable call, or None.
+def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:
+    """Return the forward call of a problem for other arrays, None if it takes too long to gain by that."""
+    from regard.engines.cpu.schedule import prepared
 
-    It takes the addresses of query, key, value, out and lse. dense: a bias and dense masks may follow.
-    """
-    from regard.engines.cpu.schedule.repeated_calls import repeated_call
-    from regard.engines.cpu.target.instructions import chosen
-
-    return repeated_call(p, chosen(), dense)
+    return prepared.prepare(p, _work().chosen(), vary)
 
 
-def decode_step(p: Problem) -> Any:
-    """Return a decode step for any number of keys, or None.
-
-    See `decoding.DecodeStep`.
-    """
-    from regard.engines.cpu.schedule import decoding
-    from regard.engines.cpu.target.instructions import chosen
-
-    return decoding.step(p, chosen())
+def working_memory(p: Problem) -> int:
+    """Estimate the bytes of scratch, query blocks and lists of tiles."""
+    return int(_work().working_memory(p))
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

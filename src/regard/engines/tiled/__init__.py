@@ -14,6 +14,7 @@ from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.normalized import normalized
 from regard.engines.tiled.forward_pass import forward, maps, weights
+from regard.engines.tiled.tiles import working_memory
 
 __all__ = [
     "ABOUT",
@@ -27,10 +28,12 @@ __all__ = [
     "state",
     "supports",
     "weights",
+    "working_memory",
 ]
 
 NAME = "tiled"
 ABOUT = "tiles on NumPy, O(n) memory, any platform"
+DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 
 
 def supports(p: Problem) -> str | None:

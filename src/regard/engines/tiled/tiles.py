@@ -24,6 +24,7 @@ from regard.core.problem import Problem
 from regard.reference.specification import dropout_mask
 from regard.rules import EVERYTHING, At, Node, evaluate, reads, visible_tiles
 from regard.runtime.forks import cached_property
+from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Positions = range | tuple[int, ...]
@@ -399,3 +400,14 @@ def product(weight: Array, x: Array, hidden: Array | None) -> Array:
         row = x[..., m, None, :]
         total += np.where(~np.isfinite(row) & ~hidden[..., m, None], weight[..., m, None] * row, 0)
     return total
+
+
+def working_memory(p: Problem) -> int:
+    """Estimate the bytes of the threads' chunks of scores and weights, and of keys and values that are copied for BLAS.
+
+    They are copied once more if the dtype of sums is wider.
+    """
+    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // BLOCK_Q))
+    pairs = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)
+    copies = 2 if p.dtype == p.compute else 3
+    return threads * p.compute.itemsize * (2 * pairs + copies * (BLOCK_Q + pairs // BLOCK_Q) * (p.d + p.d_v))

@@ -15,11 +15,13 @@ import numpy as np
 from regard.core.problem import KNOWS as KNOWS
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Statistic
+from regard.engines.tiled.tiles import working_memory as working_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "triton"
 ABOUT = "kernels for NVIDIA GPUs, O(n) memory"
+DEVICES, NAMED_ONLY, SKIPS_TILES = True, False, True
 WIDEST = 256
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regard.engines import cpu
+from regard.engines import engines
 from regard.examplemodel import ExampleModel
 from regard.interpret.heads import NOTABLE
 from regard.interpret.table import CAUTION
@@ -131,7 +131,7 @@ def module_of(layer: SceneLayer) -> bytes | None:
     rules = [x for x in (p.mask, p.score) if x is not None]
     known = p.bias is None and not any(x.dense or x.foreign or lookups(x.node) for x in rules)
     shared = p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
-    if not known or not shared or cpu.state() is not None:
+    if not known or not shared or engines()["cpu"].state() is not None:
         return None
     return _module(p.mask, p.score)
 

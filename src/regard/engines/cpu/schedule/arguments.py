@@ -1,16 +1,18 @@
 """The arguments of kernels, from a call's arrays and the table of operands."""
 
-from collections.abc import Iterable
+import struct
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.engines.cpu.schedule.fields import address_of
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import KEYS, split_bits
 from regard.rules import Program, Table
+from regard.runtime.memory import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array | None]
@@ -112,6 +114,18 @@ def field_values(p: Problem, spec: KernelSpec, arrays: Arrays) -> dict[str, int 
             values[name] = address_of(table_array(table, p.compute))
             values |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
     return values
+
+
+def pack_fields(names: Sequence[str], values: Mapping[str, int | float]) -> "array[int]":
+    """Pack the fields with these names into one array of words; 0 for those without a value."""
+    numbers = [values.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in numbers)
+    return array("Q", struct.pack(layout, *numbers))
+
+
+def base_of(x: Array | None) -> int:
+    """Return the address of an array; 0 for None."""
+    return 0 if x is None else address_of(x)
 
 
 def table_array(table: Table, real: Any) -> Array:

@@ -17,9 +17,17 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
-from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values, layout_of, programs
+from regard.engines.cpu.schedule.arguments import (
+    Arrays,
+    arrays_of,
+    base_of,
+    check,
+    field_values,
+    layout_of,
+    pack_fields,
+    programs,
+)
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
-from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.launches import PORTION, in_portions, run_work_groups
 from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
 from regard.engines.cpu.schedule.work import cached, threads_for
@@ -31,6 +39,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Table
 from regard.runtime.forks import cached_property
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,11 +12,12 @@ import numpy as np
 
 from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.fields import address_of, pack_fields
+from regard.engines.cpu.schedule.arguments import pack_fields
 from regard.engines.cpu.spec.tiles import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Ranges
+from regard.runtime.memory import address_of
 from regard.runtime.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.schedule.fields import address_of
-from regard.engines.cpu.spec.operands import BLOCKS, COUNT, SCRATCH, TAKEN, WORK_GROUPS
+from regard.engines.cpu.spec.operands import BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, ThreadTeam, spread, team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,10 +39,8 @@ class LaunchStage:
 
 
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchStage, threads: int) -> None:
-    """Run the work groups of a stage.
-
-    Its query blocks and tiles are set in the fields.
-    """
+    """Run the work groups of a stage."""
+    fields[BLOCKS], fields[TILE_LIST] = address_of(stage.blocks), address_of(stage.tiles)
     scratch, threads = Scratch(stage.scratch), min(threads, len(stage.bounds))
     team, members = team_for(threads)
     if team is not None and len(stage.portions) == 1:
@@ -144,7 +142,7 @@ class RepeatedStage:
         self.fields, self.data = [], array("Q", [0, self.members, kernel.address])
         for address in self.scratch.addresses(self.members):
             own = fields[:]
-            own[BLOCKS] = address_of(stage.blocks)
+            own[BLOCKS], own[TILE_LIST] = address_of(stage.blocks), address_of(stage.tiles)
             set_work(own, stage.bounds, self.taken, address)
             self.fields.append(own)
             self.data.append(address_in(own))

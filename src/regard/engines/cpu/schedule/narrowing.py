@@ -10,10 +10,11 @@ import numpy as np
 
 from regard.engines.cpu.language.types import F32, Type, type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.fields import address_of, pack_fields
+from regard.engines.cpu.schedule.arguments import pack_fields
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime import memory
+from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

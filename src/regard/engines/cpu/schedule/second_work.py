@@ -15,8 +15,7 @@ from regard.core.parts import scores_alone
 from regard.core.problem import Problem
 from regard.core.statistics import Pooled, Received, Statistic, WeightByDistance, bin_edges
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values
-from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
+from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, base_of, check, field_values, pack_fields
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import in_portions, run_work_groups
 from regard.engines.cpu.schedule.stages import LaunchStages
@@ -28,6 +27,7 @@ from regard.engines.cpu.spec.tiles import KEYS, WORK_GROUP
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.forks import cached_property
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, num_threads, spread
 
 if TYPE_CHECKING:

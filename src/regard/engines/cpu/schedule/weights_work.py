@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.engines.cpu.schedule.arguments import arrays_of, check, field_values
-from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
+from regard.engines.cpu.schedule.arguments import arrays_of, base_of, check, field_values, pack_fields
 from regard.engines.cpu.schedule.launches import launch
 from regard.engines.cpu.schedule.second_work import second_spec, source
 from regard.engines.cpu.schedule.stages import LaunchStages
 from regard.engines.cpu.schedule.work import SMALL
-from regard.engines.cpu.spec.operands import BASES, BLOCKS, TILE_LIST
+from regard.engines.cpu.spec.operands import BASES
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
+from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,6 +78,5 @@ def store(p: Problem, target: Target, lse: Array, part: Array, rows: range, cols
     if work < p.batch * p.heads * p.n_q * p.n_k:
         stages.masks = []  # summaries of dense masks take a pass over them
     for tiles, blocks in stages.chunks():
-        packed[BLOCKS], packed[TILE_LIST] = address_of(blocks), address_of(tiles)
         stored = spec.lanes * len(cols) * part.itemsize
         launch(kernel, packed, stages.stage(tiles, blocks, most=max(1, IN_CACHE // stored)), threads)

@@ -13,12 +13,20 @@ import numpy as np
 
 from regard.core.problem import Problem
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, check, field_values, layout_of, programs
-from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
+from regard.engines.cpu.schedule.arguments import (
+    Arrays,
+    arrays_of,
+    base_of,
+    check,
+    field_values,
+    layout_of,
+    pack_fields,
+    programs,
+)
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import LaunchStage, launch
 from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
-from regard.engines.cpu.spec.operands import BASES, BLOCKS, SEED, TILE_LIST
+from regard.engines.cpu.spec.operands import BASES, SEED
 from regard.engines.cpu.spec.scratch import scratch_size
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import KEYS, WIDE_WORK_GROUP
@@ -26,6 +34,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.rules import reads
 from regard.runtime.bounded import insert
+from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
 
 if TYPE_CHECKING:
@@ -185,12 +194,14 @@ class Schedule:
         self.stages = tuple(self.stages)
         return True
 
-    def run(self, p: Problem, results: KernelCall, arrays: Arrays) -> None:
+    def kernel(self, p: Problem, results: KernelCall) -> cache.Compiled:
         def code() -> str:
             return results.source(results.spec(p, self.target, len(self.rows)), self.target)
 
-        kernel = cache.kernel(self.key, results.name, self.target, code)
-        fields = self.fields[:]
+        return cache.kernel(self.key, results.name, self.target, code)
+
+    def run(self, p: Problem, results: KernelCall, arrays: Arrays) -> None:
+        kernel, fields = self.kernel(p, results), self.fields[:]
         fields[SEED] = p.seed
         for at, name in self.whole:
             if name in arrays:
@@ -206,7 +217,6 @@ class Schedule:
             elif split_state is None:
                 split_state = np.empty(stage.split_state, np.uint8)
             bases[self.split_state] = base_of(split_state)
-            fields[BLOCKS], fields[TILE_LIST] = address_of(stage.blocks), address_of(stage.tiles)
             launch(kernel, fields, stage, self.threads)
 
 

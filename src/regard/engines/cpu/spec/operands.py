@@ -107,9 +107,6 @@ OPERANDS = (
     Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
 )
 
-# The first operands of a kernel: short calls write their addresses in this order, without names.
-PLAIN = "q", "k", "v", "out", "lse"
-
 MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column") and SECOND in x.kernels)
 
 # The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
@@ -131,10 +128,9 @@ BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "coun
 
 @cache
 def operands_of(kernel: str, masks: int = 0) -> dict[str, Operand]:
-    """Return the operands of a kernel by name: `PLAIN`, bias and dense masks first, as short calls need."""
+    """Return the operands of a kernel by name, dense masks included."""
     rows = {x.name: x for x in OPERANDS if kernel in x.kernels}
-    dense = {f"dense{n}": Operand(f"dense{n}", "mask", DENSE, EVERY, I8) for n in range(masks)}
-    return {name: rows[name] for name in (*PLAIN, "bias") if name in rows} | dense | rows
+    return rows | {f"dense{n}": Operand(f"dense{n}", "mask", DENSE, EVERY, I8) for n in range(masks)}
 
 
 @cache

@@ -22,8 +22,7 @@ from regard.engines.cpu import WIDEST, supports
 from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule import second_work
-from regard.engines.cpu.schedule.arguments import programs, table_array
-from regard.engines.cpu.schedule.fields import pack_fields
+from regard.engines.cpu.schedule.arguments import pack_fields, programs, table_array
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS
 from regard.engines.cpu.schedule.work import BEST, source

@@ -1,0 +1,195 @@
+"""Forward calls that are prepared once, and run on other arrays without checks and schedules.
+
+Those take longer than attention itself where a call is short, also where keys have evicted Python's own data from the
+caches. A prepared call has scratch memory, and serves one thread.
+"""
+
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import Problem
+from regard.engines.cpu.schedule.arguments import arrays_of, base_of, dense_masks, programs
+from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, address_in, launch
+from regard.engines.cpu.schedule.stages import LaunchStages
+from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, threads_for
+from regard.engines.cpu.spec.operands import BASES, FIELDS
+from regard.engines.cpu.spec.tiles import KEYS, tile_word
+from regard.engines.cpu.target.instructions import Target
+from regard.runtime.threads import team_for
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MOST_QUERIES = 2**16  # of a prepared call
+N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
+
+
+class PreparedCall:
+    """A schedule that one thread runs again, with other arrays of the same layout."""
+
+    def __init__(self, schedule: Schedule, kernel: Any, dense: Sequence[str] = ()):
+        self.arguments: tuple[Any, ...] = schedule, kernel, dense
+        self.kernel, self.threads = kernel, schedule.threads
+        self.stages: tuple[LaunchStage, ...] = tuple(schedule.stages)
+        self.fields, self.bases = schedule.fields[:], array("Q", [0] * len(schedule.addresses))
+        self.fields[BASES] = address_in(self.bases)
+        self.split_state_at = schedule.split_state
+        self.positions = [schedule.addresses.index(name) for name in ("q", "k", "v", "out", "lse", *dense)]
+        self.repeated: tuple[RepeatedStage, ...] = ()
+        self.members, self.busy = 0, False
+        self.allocate()
+
+    def __call__(self, addresses: Sequence[int], *keys: Any) -> None:
+        """Run the call.
+
+        addresses: of query, key, value, out and lse, then of the bias and the dense masks that there are. keys: see
+        `PreparedStep.arrange`.
+        """
+        if self.busy:  # in a signal's handler
+            type(self)(*self.arguments)(addresses, *keys)
+            return
+        self.busy = True
+        try:
+            if keys:
+                self.arrange(*keys)
+            for position, address in zip(self.positions, addresses, strict=True):
+                self.bases[position] = address
+            team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
+            if members == self.members:
+                for stage in self.repeated:
+                    stage(team)
+            else:
+                self.launch(members)
+        finally:
+            self.busy = False
+
+    def allocate(self) -> None:
+        """Allocate the memory of key splits, which all stages share."""
+        size = self.stages[0].split_state
+        self.split_state = np.empty(size, np.uint8) if size else None
+        self.bases[self.split_state_at] = base_of(self.split_state)
+
+    def launch(self, members: int) -> None:
+        """Run the stages, and store them for the number of members of a team."""
+        for stage in self.stages:
+            launch(self.kernel, self.fields, stage, self.threads)
+        if members == self.threads and all(len(stage.portions) == 1 for stage in self.stages):
+            self.repeated = tuple(RepeatedStage(self.kernel, self.fields, x, members) for x in self.stages)
+            self.members = members
+
+    def arrange(self, n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+
+class PreparedStep(PreparedCall):
+    """A decode step that one thread runs again: one query of each head, and any number of keys.
+
+    Only the number of keys and the strides of a cache between batch elements and heads change. So one schedule serves
+    all steps with the same number of tiles. A new one takes many times as long as a short step.
+    """
+
+    def __init__(self, p: Problem, target: Target):
+        self.p = p = form_of(p, p.n_k)
+        self.results = new_results(p)
+        self.arrays = self.results.own(p)
+        threads = threads_for(p, p.batch * p.heads)
+        schedule = Schedule(p, target, self.results, arrays_of(p, self.arrays), range(1), threads)
+        super().__init__(schedule, schedule.kernel(p, self.results).call)
+        self.arguments = p, target
+        self.spec = self.results.spec(p, target, 1)
+        self.heads = [self.spec.fields.index(f"{name}_head") for name in "kv"]
+        self.strides: tuple[tuple[int, ...], ...] = ()
+        self.tile_list: Array = np.empty(0, np.int64)
+        self.list_tiles(-(-p.n_k // KEYS))
+
+    def arrange(self, n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
+        """Adapt the schedule to a number of keys, and to strides of keys and values in numbers, not bytes."""
+        tiles = -(-n_k // KEYS)
+        if tiles != self.tiles:
+            self.distribute(tiles)
+        if (key, value) != self.strides:
+            self.set_strides(key, value)
+        for fields in self.every_fields():
+            fields[N_K] = fields[KEY_END] = n_k
+
+    def distribute(self, tiles: int) -> None:
+        """Distribute `tiles` tiles of keys among threads."""
+        p, before = form_of(self.p, tiles * KEYS), self.threads
+        threads = threads_for(p, p.batch * p.heads)
+        self.tiles = self.threads = self.members = 0  # invalid until all is done: Ctrl-C may come in between
+        if before == threads == 1:
+            self.stages[0].blocks[:, self.spec.block_fields.index("count")] = tiles
+        else:
+            self.strides = ()
+            self.stages = tuple(LaunchStages(self.spec, p, arrays_of(p, self.arrays), range(1), threads))
+            self.allocate()
+        self.threads = threads
+        self.list_tiles(tiles)
+
+    def list_tiles(self, tiles: int) -> None:
+        """Give the stages a list that begins with `tiles` tiles, and has some for steps to come."""
+        if tiles > len(self.tile_list):
+            self.tile_list = tile_word(np.arange(2 * tiles, dtype=np.int64))
+        self.stages = tuple(replace(stage, tiles=self.tile_list) for stage in self.stages)
+        self.tiles = tiles
+
+    def set_strides(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
+        self.strides, size, column = (), self.p.dtype.itemsize, self.spec.block_fields.index
+        for name, field, strides in zip("kv", self.heads, (key, value), strict=True):
+            for fields in self.every_fields():
+                fields[field] = strides[-3] * size
+            for blocks in (stage.blocks for stage in self.stages):
+                b, h = blocks[:, column("b")], blocks[:, column("head")] // self.p.group
+                blocks[:, column(name)] = (b * strides[0] + h * strides[-3]) * size
+        self.strides = key, value
+
+    def every_fields(self) -> "list[array[int]]":
+        return [self.fields, *(fields for stage in self.repeated for fields in stage.fields)]
+
+
+def form_of(p: Problem, n_k: int) -> Problem:
+    """Return the problem with n_k keys.
+
+    Its arrays have no memory, and must not be read.
+    """
+
+    def form(x: Array, rows: int) -> Array:
+        return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), (*x.shape[:-2], rows, x.shape[-1]), x.strides)
+
+    return replace(p, query=form(p.query, p.n_q), key=form(p.key, n_k), value=form(p.value, n_k))
+
+
+def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall | None:
+    """Return a prepared call.
+
+    None for long calls, options other than rules and a bias, and rules that read tables. With "keys" in `vary` also
+    for calls with rules or a bias, and several queries of a head.
+    """
+    count = p.batch * p.heads * p.n_q
+    if not (0 < count <= MOST_QUERIES and p.n_k and without_options(p)):
+        return None
+    if "keys" in vary:
+        lead, plain = p.query.shape[:-3], p.mask is None and p.score is None and p.bias is None
+        alike = lead == p.key.shape[:-3] == p.value.shape[:-3] and len(lead) < 2
+        return PreparedStep(p, target) if plain and alike and p.n_q == 1 else None
+    if any(program.tables for _, program in programs(p)):
+        return None
+    results = new_results(p)
+    arrays = arrays_of(p, results.own(p))
+    schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, count))
+    if not isinstance(schedule.stages, tuple):
+        return None
+    dense = ["bias"] * (p.bias is not None) + [f"dense{n}" for n in range(len(dense_masks(p)))]
+    return PreparedCall(schedule, schedule.kernel(p, results).call, dense)
+
+
+def new_results(p: Problem) -> KernelResults:
+    return KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+
+
+def without_options(p: Problem) -> bool:
+    """Test for a call without options other than rules and a bias."""
+    return p.sink is None and not p.dropout and not p.observe
