@@ -9,7 +9,7 @@ import pytest
 import regard
 
 PACKAGE = Path(regard.__file__).parent
-MODULES = {"torch": "torch/graph/modes.py", "jax": "jax/private.py"}
+MODULES = {"torch": "torch/modes.py", "jax": "jax/private.py"}
 UNDOCUMENTED = ("jax.interpreters", "jaxlib")
 
 

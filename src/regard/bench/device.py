@@ -17,7 +17,7 @@ import regard
 from regard import doctor
 from regard.bench.limits import Limit
 from regard.bench.measure import Call
-from regard.torch.graph.modes import busy
+from regard.torch.modes import busy
 
 SIDE = 8192  # of the square matrices multiplied for the peak
 BYTES = 2**30  # to copy

@@ -69,8 +69,7 @@ class Problem:
     broadcast; `lead` is their common shape. `offset` holds one integer for each of the `batch` row-major indices of
     `lead`. `positions_first` requests an output stored as (..., n, h, d). `factors` are the query and the metric, if
     there is a metric; `query` is then their product. `constants` are inputs without a gradient, which engines leave
-    out: "bias", and tables of the score. Calls with the same `signature` differ only in the contents and addresses of
-    query, key and value.
+    out: "bias", and tables of the score.
     """
 
     query: Array
@@ -90,9 +89,8 @@ class Problem:
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
     factors: tuple[Array, Array] | None = None
-    signature: Any = field(default=None, init=False)  # set by `from_fields` alone
 
-    @cached_property
+    @property
     def used(self) -> frozenset[str]:
         """The names of the optional fields that this call uses: those that differ from their defaults."""
         names = []
@@ -197,14 +195,12 @@ class Problem:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
-    def fields_for(self, signature: Any) -> dict[str, Any]:
-        """Return the fields that calls of a signature share, for `from_fields`.
-
-        They are all but query, key, value and rules.
-        """
-        varying = ("query", "key", "value", "mask", "score", "signature")
+    @property
+    def shared_fields(self) -> dict[str, Any]:
+        """The fields that calls of one signature share, for `from_fields`: all but query, key, value and rules."""
+        varying = ("query", "key", "value", "mask", "score")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying}
-        return own | {"batch": self.batch, "signature": signature}
+        return own | {"batch": self.batch}
 
     @classmethod
     def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:

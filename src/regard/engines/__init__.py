@@ -44,7 +44,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from regard.arguments.values import shown
-from regard.core.problem import FUNCTIONS, Differential, Outputs, Problem
+from regard.core.problem import FUNCTIONS, OPTIONAL, Differential, Outputs, Problem
 from regard.core.statistics import Statistic
 from regard.warning import RegardWarning, level_of_caller
 
@@ -120,10 +120,11 @@ class Guarded:
 
 def unknown(engine: Engine, function: str, p: Problem) -> str | None:
     """Return the reason why a function of an engine does not know a field of a problem, or None."""
-    if p.used <= engine.KNOWS[function]:
+    known = engine.KNOWS[function]
+    if OPTIONAL.keys() <= known:
         return None
-    fields = p.used - engine.KNOWS[function]
-    return f"its {function} does not know {', '.join(map(repr, sorted(fields)))}"
+    fields = p.used - known
+    return f"its {function} does not know {', '.join(map(repr, sorted(fields)))}" if fields else None
 
 
 class Engines(Mapping[str, Engine]):

@@ -19,7 +19,7 @@ from regard.core.types import Array, ArrayLike, Options, TileOptions
 from regard.engines import Engine, choose
 from regard.ops import callcache
 from regard.ops import metric as metrics
-from regard.ops.callcache import array_operands, signature
+from regard.ops.callcache import Signature, array_operands, signature
 from regard.ops.normalization import checked, prepare, problem_from
 from regard.ops.tangents import differential_out, known_outputs, outputs_in, tangents_in
 from regard.rules import Table
@@ -158,7 +158,7 @@ def attention(
     chosen = choose(p, engine)
     arranged = Layout.of(query, options.get("layout", "bhnd"))
     if simple:
-        _cache_call(p, chosen, arranged.out_shape(p))
+        _cache_call(signed, p, chosen, arranged.out_shape(p))
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
@@ -171,12 +171,12 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
+def _cache_call(signed: Signature | None, p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
     """Cache the call of a problem if its engine can run it again.
 
     Only calls with a signature in the store are cached.
     """
-    entry = callcache.find(p.signature)
+    entry = callcache.find(signed)
     if entry is not None and not entry.tried:
         run = chosen.prepare(p)
         entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape)

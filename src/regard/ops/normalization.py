@@ -74,7 +74,7 @@ def checked(
     if signature is None:
         return problem
     problem.offset.setflags(write=False)
-    fields = problem.fields_for(signature)
+    fields = problem.shared_fields
     if callcache.meet(mask, score):
         callcache.store(signature, callcache.Entry(arranged, fields))
     return Problem.from_fields(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)

@@ -21,13 +21,13 @@ from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, TensorCall, seen_of
-from regard.torch.fastpath import cached, dense_of, signature_of, undifferentiated
+from regard.torch.fastpath import cached, dense_of, undifferentiated
 from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
-from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import HOST, execute, new_seed
 from regard.torch.graph.texts import rule_in_graph
 from regard.torch.graph.traced import construct
+from regard.torch.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.rules import bind, constant, flags, module_table, table
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
@@ -148,7 +148,7 @@ def attention(
         with watched(None):
             return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
     if not (return_weights or observe or engine is not None):
-        known = cached(signature_of(query, key, value, options), query, key, value, options)
+        known = cached(query, key, value, options)
         if known is not None:
             dense = dense_of(options).values()
             if undifferentiated(query, key, value, *dense):

@@ -10,7 +10,7 @@ from regard.arguments.values import array_type
 from regard.core.checks import FLOATS
 from regard.core.tensors import DEVICES, NUMPY, array
 from regard.rules import type_name
-from regard.torch.graph.modes import fake, sizes, tracing, without_transforms, wrapped
+from regard.torch.modes import fake, sizes, tracing, without_transforms, wrapped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -21,7 +21,10 @@ import torch
 from regard.core.statistics import INSTEAD, INTEGERS
 from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import TensorCall
-from regard.torch.graph.modes import (
+from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
+from regard.torch.graph.texts import call_of
+from regard.torch.kernels import OUTPUTS, Tensors, parts
+from regard.torch.modes import (
     SingleLevelFunction,
     alive,
     at_one_level,
@@ -32,9 +35,6 @@ from regard.torch.graph.modes import (
     transformed,
     transforms_active,
 )
-from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
-from regard.torch.graph.texts import call_of
-from regard.torch.kernels import OUTPUTS, Tensors, parts
 
 NONE: Tensors = (None, None, None)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.torch.calls import TensorCall
-from regard.torch.graph.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
+from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import TensorMask
 
 Given = Sequence[torch.Tensor | None]
@@ -60,7 +60,9 @@ def folded(
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    results = apply(replace(call, folded=call.folded + 1, cached=None), *map(with_batch_axis, given, roles, mapped))
+    results = apply(
+        replace(call, folded=call.folded + 1, cached=None, shared=None), *map(with_batch_axis, given, roles, mapped)
+    )
     if not sums:
         return tuple(results)
     shapes = shapes[: len(results)]

@@ -23,6 +23,11 @@ from regard.runtime.forks import cached_property
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
+RESULTS = {
+    "forward": {}, "backward": {"outputs": 0, "gradients": 1}, "jvp": {"entropies": 1},
+    "backward_jvp": {"outputs": 0, "gradients": 1}, "jvp_jvp": {"entropies": 1},
+}  # fmt: skip
+"""What each function of an engine returns, as `checks.fits` counts it."""
 DEFAULTS = {name: x for name, x in options.DEFAULTS.items() if name != "observe"}
 
 
@@ -34,7 +39,8 @@ class TensorCall:
     tables of the score. others: inputs without one: "offset", "seed", integers and masks in rules. options: those of
     `regard.attention` that are no tensors. folded: leading axes that `vmap` added, and that rules do not see. weights:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
-    results too. cached: runs the call on tensors of the same signature (`torch/fastpath.py`).
+    results too. cached: runs the call on tensors of the same signature (`torch/fastpath.py`). shared: its problem but
+    for the arrays of those.
     """
 
     options: dict[str, Any]
@@ -45,6 +51,7 @@ class TensorCall:
     weights: bool = False
     before_weights: bool = False
     cached: Any = None
+    shared: "SharedCall | None" = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:
@@ -75,7 +82,7 @@ class TensorCall:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedCall:
+class ArrayCall:
     """A call with its arrays: the problem, its engine, and the tables by input."""
 
     call: TensorCall
@@ -85,8 +92,10 @@ class PreparedCall:
     tables: dict[Any, Table] = field(default_factory=dict)
 
     @staticmethod
-    def of(call: TensorCall, arrays: Sequence[Array], function: str) -> "PreparedCall":
-        """Prepare a call of an engine's `function`."""
+    def of(call: TensorCall, arrays: Sequence[Array], function: str) -> "ArrayCall":
+        """Check a call of an engine's `function`, and prepare it; a cached call is checked."""
+        if call.shared is not None:
+            return call.shared.on(arrays, function)
         given = dict(zip(call.inputs, arrays, strict=True))
         options = dict(call.options)
         tables: dict[Any, Table] = {}
@@ -109,12 +118,14 @@ class PreparedCall:
         p = problem_from(query, key, value, **options)
         if call.constants:
             p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
-        return PreparedCall(call, p, Layout.of(query, options["layout"]), choose(p, call.engine, function), tables)
+        weights = p.batch * p.heads * p.n_q * p.n_k if call.before_weights and function == "forward" else 0
+        engine = choose(p, call.engine, function)
+        checks.fits(p, weights=weights, **RESULTS[function])
+        return ArrayCall(call, p, Layout.of(query, options["layout"]), engine, tables)
 
     def forward(self) -> list[Array]:
         """Compute the results of the call."""
         p = self.problem
-        checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if self.call.before_weights else 0)
         outputs, found = self.engine.forward(p)
         assert outputs.out is not None
         assert outputs.lse is not None
@@ -159,6 +170,27 @@ class PreparedCall:
                     self.layout.from_bhnd(part) if x in ("query", "key", "value") and part is not None else part
                 )
         return found
+
+
+class SharedCall:
+    """What calls of one signature share: all but query, key and value.
+
+    They are called with one layout of arrays, and their rules read no tensors.
+    """
+
+    def __init__(self, ready: ArrayCall) -> None:
+        p = ready.problem
+        self.call, self.layout, self.engines = ready.call, ready.layout, {"forward": ready.engine}
+        fixed = {name: getattr(p, name) for name in ("mask", "score", "rules", "extents", "device")}
+        self.fields = p.shared_fields | fixed
+
+    def on(self, arrays: Sequence[Array], function: str) -> ArrayCall:
+        """Return the call of an engine's `function` on other arrays."""
+        q, k, v = map(self.layout.to_bhnd, arrays)
+        p = Problem.from_fields(self.fields, query=q, key=k, value=v)
+        if function not in self.engines:
+            self.engines[function] = choose(p, self.call.engine, function)
+        return ArrayCall(self.call, p, self.layout, self.engines[function])
 
 
 def identity(query: Array, key: Array, layout: str) -> Array:

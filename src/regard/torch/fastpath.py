@@ -9,21 +9,19 @@ from typing import Any
 
 import torch
 
-from regard.core import checks
-from regard.core.layout import Layout
 from regard.core.options import RULES
 from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
-from regard.engines import choose
+from regard.engines import Prepared
 from regard.ops import callcache
 from regard.ops.callcache import Entry, Signature, signature
-from regard.ops.normalization import problem_from
+from regard.rules import as_mask
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, TensorCall
-from regard.torch.graph.modes import transformed, transforms_active, watched
+from regard.torch.calls import DEFAULTS, ArrayCall, SharedCall, TensorCall
+from regard.torch.modes import transformed, watched
 from regard.torch.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
@@ -36,27 +34,16 @@ DTYPE = 7  # of what `tensor_operands` returns
 class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse.
 
-    run: an engine's call at the addresses of query, key, value, out and lse, and of a dense bias or mask. out: the
-    shape of the output. grouped: query heads share heads of the key.
+    run: the engine's prepared call. step: it takes any number of keys. out: the shape of the output. grouped: query
+    heads share heads of the key.
     """
 
-    def __init__(self, run: Any, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, run: Prepared, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
-        self.out, self.rows, self.dtype, self.grouped = out, p.shape(p.n_q), dtype, p.group != 1
+        self.step, self.out, self.rows, self.dtype, self.grouped = step, out, p.shape(p.n_q), dtype, p.group != 1
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
-        self.large = prod(out) * dtype.itemsize >= memory.LARGE
+        self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
-        self.lse_address = self.lse.data_ptr()
-
-    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
-        """Return the output alone.
-
-        dense: the bias or mask, as in the cached call.
-        """
-        out = self.new(q)
-        more = [x.data_ptr() for x in dense]
-        self.run((q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address, *more))
-        return out
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
         """Return memory for the output on the device of q.
@@ -65,32 +52,29 @@ class CachedTensorCall:
         """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
-    def results(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for out and lse."""
-        lse = q.new_empty(self.rows) if self.real is self.dtype else q.new_empty(self.rows, dtype=self.real)
-        return self.new(q), lse
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = self.results(q)
-        self.run((q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()))
-        return out, lse
-
-
-class CachedStep(CachedTensorCall):
-    """A call of one query per head and any number of keys."""
-
-    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
-        assert not dense
-        out = self.new(q)
-        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address
-        self.run(addresses, k.shape[-2], k.stride(), v.stride())
+    def output(self, *given: torch.Tensor) -> torch.Tensor:
+        """Return the output alone, of query, key, value and the bias or mask of the cached call."""
+        out = self.new(given[0])
+        self.write(out, self.lse, *given)
         return out
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = self.results(q)
-        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
-        self.run(addresses, k.shape[-2], k.stride(), v.stride())
+    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out and lse."""
+        out, lse = self.new(given[0]), given[0].new_empty(self.rows, dtype=self.real)
+        self.write(out, lse, *given)
         return out, lse
+
+    def write(self, out: torch.Tensor, lse: torch.Tensor, *given: torch.Tensor) -> None:
+        """Run the call.
+
+        given: as of `output`.
+        """
+        q, k, v, *dense = given
+        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()]
+        if self.step:
+            self.run(addresses, k.shape[-2], k.stride(), v.stride())
+        else:
+            self.run(addresses + [x.data_ptr() for x in dense] if dense else addresses)
 
 
 def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | None:
@@ -106,7 +90,7 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
         return None
     if k.dtype is not dtype or v.dtype is not dtype:
         return None
-    if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
+    if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transformed() or torch.is_autocast_enabled("cpu"):
         return None
     rows, keys, values, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
     step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]
@@ -155,11 +139,12 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
     return signature(operands, others)
 
 
-def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
-    """Return the cached call of a signature, None if there is none.
+def cached(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
+    """Return the cached call of the signature of these arguments, None if there is none.
 
     A new signature gets its call here.
     """
+    signed = signature_of(q, k, v, options)
     entry = callcache.find(signed)
     if entry is None and signed is not None:
         entry = Entry(call=_made(q, k, v, options), tried=True)
@@ -168,13 +153,9 @@ def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, 
     return call
 
 
-def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> bool:
-    """Return whether no derivative of a call on these tensors can be needed."""
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in dense)
-    ):
-        return False
-    return not transformed()
+def undifferentiated(*inputs: torch.Tensor) -> bool:
+    """Return whether no derivative of a call on these tensors can be needed, where no transform is active."""
+    return not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
@@ -182,18 +163,19 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
     dense = dense_of(options)
-    p = problem_from(array(q), array(k), array(v), **options | {name: array(x) for name, x in dense.items()})
-    checks.fits(p)
-    engine: Any = choose(p, None)
-    step = is_step(q, k, v, options)
-    # A step's query is the last position and sees all others.
-    run = engine.prepare(replace(p, mask=None), ("addresses", "keys")) if step else engine.prepare(p)
+    mask = {name: as_mask(x) for name, x in dense.items() if name == "mask"}
+    others = tuple(mask[name].node.payload if name in mask else name for name in dense)
+    call = TensorCall(DEFAULTS | options | dict.fromkeys(dense) | {"observe": ()}, ("query", "key", "value"))
+    reading = replace(call, options=call.options | mask, others=others)  # what others hold belongs to the caller
+    ready = ArrayCall.of(reading, [array(x) for x in (q, k, v, *dense.values())], "forward")
+    p, vary, step = ready.problem, ["addresses"], is_step(q, k, v, options)
+    if step:  # its query is the last position and sees all others
+        p, vary = replace(p, mask=None), [*vary, "keys"]
+    run = ready.engine.prepare(p, vary)
     if run is None:
         return None
-    out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)
-    repeated = (CachedStep if step else CachedTensorCall)(run, p, out, q.dtype)
-    options = {name: x for name, x in options.items() if name not in dense}  # those tensors belong to the caller
-    return TensorCall(DEFAULTS | options | {"observe": ()}, ("query", "key", "value"), cached=repeated)
+    shared = None if step or dense else SharedCall(ready)
+    return replace(call, shared=shared, cached=CachedTensorCall(run, step, p, ready.layout.out_shape(p), q.dtype))
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from regard.arguments.frameworks import Namespace
 from regard.core.tensors import NUMPY
 from regard.ops import linear, merging, metric, multihead, retrieval
 from regard.torch.arrays import autocast, autocasting, checked, hollow
-from regard.torch.graph.modes import example, sizes
+from regard.torch.modes import example, sizes
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
 

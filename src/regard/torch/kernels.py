@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from regard.core import checks
 from regard.core.tensors import array, tensor
 from regard.runtime.threads import on_team
-from regard.torch.calls import PreparedCall, TensorCall
+from regard.torch.calls import ArrayCall, TensorCall
 from regard.torch.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -23,7 +22,7 @@ def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ..
     if call.cached is not None:
         found: tuple[torch.Tensor, ...] = call.cached(*inputs)
         return found
-    return tuple(map(tensor, PreparedCall.of(call, [array(x) for x in inputs], "forward").forward()))
+    return tuple(map(tensor, ArrayCall.of(call, [array(x) for x in inputs], "forward").forward()))
 
 
 @on_team(TEAM)
@@ -33,8 +32,7 @@ def backward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     ct: cotangents of the outputs.
     """
     inputs, outputs, ct = parts(call, given, 3, 3)
-    ready = PreparedCall.of(call, arrays(inputs), "backward")
-    checks.fits(ready.problem, outputs=0, gradients=1)
+    ready = ArrayCall.of(call, arrays(inputs), "backward")
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return tensors(ready.gradients(g))
 
@@ -46,8 +44,7 @@ def tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     t: tangents of the floats. The outputs are out, lse and, if observed, entropy.
     """
     inputs, outputs, t = parts(call, given, 3, len(call.floats))
-    ready = PreparedCall.of(call, arrays(inputs), "jvp")
-    checks.fits(ready.problem, entropies=1)
+    ready = ArrayCall.of(call, arrays(inputs), "jvp")
     _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
     return tensors(ready.to_caller(d))
 
@@ -59,10 +56,9 @@ def backward_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     t, d, d_ct: tangents of the floats, of the outputs and of ct.
     """
     inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
-    ready = PreparedCall.of(call, arrays(inputs), "backward_jvp")
+    ready = ArrayCall.of(call, arrays(inputs), "backward_jvp")
     along = ready.differential(arrays(t))
     results, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
-    checks.fits(ready.problem, outputs=0, gradients=1)
     g = ready.engine.backward_jvp(ready.problem, results, c, along, d, d_c)
     return tensors(ready.gradients(g))
 
@@ -75,7 +71,7 @@ def tangent_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     """
     n = len(call.floats)
     inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
-    ready = PreparedCall.of(call, arrays(inputs), "jvp_jvp")
+    ready = ArrayCall.of(call, arrays(inputs), "jvp_jvp")
     first, second = (ready.differential(arrays(x)) for x in (t, u))
     results, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
     return tensors(ready.to_caller(ready.engine.jvp_jvp(ready.problem, results, first, second, d_first, d_second)))

@@ -14,7 +14,7 @@ from weakref import ref
 
 import torch
 
-from regard.torch.graph.modes import constant, transformed
+from regard.torch.modes import constant, transformed
 from regard.warning import RegardWarning, level_of_caller
 
 INSTEAD = "Make the rule with regard.table(module, name), which reads the parameter that the module has at each call"

@@ -18,7 +18,7 @@ from regard.rules import Mask, Rule, Table, type_name
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import checked, concrete, values
-from regard.torch.graph.modes import fake, sizes, transformed
+from regard.torch.modes import fake, sizes, transformed
 from regard.torch.parameters import Place, held, place_of, replaced
 
 Array = np.ndarray[Any, np.dtype[Any]]

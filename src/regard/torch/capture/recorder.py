@@ -32,7 +32,7 @@ from regard.torch.arrays import autocast
 from regard.torch.capture.switched import SdpaMode, on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
-from regard.torch.graph.modes import in_backward
+from regard.torch.modes import in_backward
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -17,7 +17,7 @@ from torch import nn
 from regard.torch.adapter import watching
 from regard.torch.dropins import functional
 from regard.torch.dropins import transformers as interface
-from regard.torch.graph.modes import quiet
+from regard.torch.modes import quiet
 
 WINDOWS = "get_vision_window_index"
 """transformers' function for the order in which a model of pictures sorts its patches by windows."""

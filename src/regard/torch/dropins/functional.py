@@ -17,11 +17,11 @@ from regard.ops.attention import attention
 from regard.ops.callcache import entries, signature
 from regard.rules import type_name
 from regard.runtime.forks import renewed
+from regard.torch import modes
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
 from regard.torch.dropins import nested
 from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
-from regard.torch.graph import modes
 
 Tensor = torch.Tensor
 KNOWN = {torch.Tensor, torch.nn.Parameter, CausalBias, nested.Jagged, type(None)}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.torch.arrays import autocast
-from regard.torch.graph.modes import Jagged
+from regard.torch.modes import Jagged
 from regard.torch.varlen import jagged_attention
 
 __all__ = ["Jagged", "attention", "multihead"]

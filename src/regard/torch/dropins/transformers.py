@@ -18,8 +18,8 @@ import torch
 from regard import rules, warning
 from regard.rules import Mask, Traced, as_mask, reads
 from regard.rules.expression import literal
+from regard.torch import modes
 from regard.torch.adapter import heads_first
-from regard.torch.graph import modes
 from regard.torch.graph.texts import named, text_of
 from regard.torch.graph.traced import GraphRule, in_graph
 

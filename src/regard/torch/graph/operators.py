@@ -19,7 +19,8 @@ from regard.ops.normalization import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
 from regard.torch.calls import TensorCall
-from regard.torch.graph.modes import (
+from regard.torch.graph.texts import call_of, text_of_call
+from regard.torch.modes import (
     below_autograd,
     dispatch_modes,
     drawn_once,
@@ -31,7 +32,6 @@ from regard.torch.graph.modes import (
     with_forward_mode,
     wrapped,
 )
-from regard.torch.graph.texts import call_of, text_of_call
 
 Results = list[torch.Tensor]
 Given = Sequence[torch.Tensor | None]

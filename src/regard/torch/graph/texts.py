@@ -24,7 +24,7 @@ from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, ty
 from regard.rules.expression import order, rebuild
 from regard.rules.masks import Requirement, foreign
 from regard.torch.calls import DEFAULTS, TensorCall
-from regard.torch.graph.modes import tracing
+from regard.torch.modes import tracing
 from regard.torch.rules import TensorMask, TensorTable
 
 MOST_INLINE = 2**16

@@ -20,10 +20,10 @@ from regard.rules.masks import foreign
 from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import seen_of
-from regard.torch.graph.modes import constant, transformed
 from regard.torch.graph.operators import forward, seed_in_graph
 from regard.torch.graph.recorded import looked_up, numbers_alone, record, recordable, recorded, rule_of, run_outside
 from regard.torch.graph.texts import call_text, named, text_of
+from regard.torch.modes import constant, transformed
 from regard.torch.rules import TensorMask, TensorTable
 
 

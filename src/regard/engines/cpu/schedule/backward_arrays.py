@@ -138,7 +138,11 @@ class BackwardArrays:
         p = self.p
 
         def fit(x: Array | None, like: Array | None) -> Any:
-            return None if x is None or like is None else narrowed(collapse(x, like.shape), like.dtype, target)
+            if x is None or like is None:
+                return None
+            if x.shape == like.shape and x.dtype == like.dtype and x.flags.c_contiguous:
+                return x
+            return narrowed(collapse(x, like.shape), like.dtype, target)
 
         dk, dv = (
             x if x is into else x[..., :width]

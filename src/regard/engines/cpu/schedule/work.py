@@ -21,7 +21,6 @@ from regard.engines.cpu.schedule.arguments import (
     field_values,
     layout_of,
     pack_fields,
-    programs,
 )
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import LaunchStage, launch
@@ -32,7 +31,7 @@ from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import KEYS, WIDE_WORK_GROUP
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import reads
+from regard.rules import Node, Program, once, reads
 from regard.runtime.bounded import insert
 from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
@@ -136,14 +135,18 @@ def schedule_for(
 
 def signature(p: Problem) -> tuple[Any, ...]:
     """Return what a schedule depends on of a problem, besides the layout of arrays."""
-    # Tables never change, and a dead reference equals no other: the schedule of a rule is unused once the rule is gone.
-    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
-    rules = tuple(
-        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in programs(p)
-    )
+    rules = tuple([None if rule is None else rule_signature(rule.node) for rule in (p.mask, p.score)])
     bias = None if p.bias is None else p.bias.shape
     return p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, bias, rules
+
+
+@once
+def rule_signature(node: Node) -> tuple[Any, ...]:
+    """Return what a schedule depends on of a rule: equal for rules that are made anew and mean the same."""
+    # Tables never change, and a dead reference equals no other: the schedule of a rule is unused once the rule is gone.
+    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
+    program = Program.of([node])
+    return program.structure, str(program.numbers), tuple(ref(table) for table in program.tables)
 
 
 class Cacheable(Protocol):
@@ -155,23 +158,14 @@ class Cacheable(Protocol):
 
 
 def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
-    """Return the cached schedule of a call, or a new one.
-
-    It is found by `p.signature`, which names rules by identity, and by their structure.
-    """
-    by_signature = None if p.signature is None else (*call, p.signature)
-    found: K | None = None if by_signature is None else _schedules.get(by_signature)
-    if found is None:
-        by_value = (*call, signature(p))
-        found = _schedules.get(by_value)
-        if found is None:
-            found = make()
-            if not found.materialize():
-                return found
-            insert(_schedules, by_value, found, MAX_CACHED)
-        if by_signature is not None:
-            insert(_schedules, by_signature, found, MAX_CACHED)
-    return found
+    """Return the cached schedule of a call, or a new one."""
+    key = *call, signature(p)
+    schedule: K | None = _schedules.get(key)
+    if schedule is None:
+        schedule = make()
+        if schedule.materialize():
+            insert(_schedules, key, schedule, MAX_CACHED)
+    return schedule
 
 
 class Schedule:
