@@ -51,7 +51,7 @@ from regard.warning import RegardWarning, level_of_caller
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Prepared(Protocol):
+class PreparedForward(Protocol):
     """Forward of one problem, for one thread, on arrays at the given addresses."""
 
     def __call__(self, addresses: Sequence[int], /, *keys: Any) -> None: ...
@@ -70,7 +70,7 @@ class Engine(Protocol):
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
-    def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> Prepared | None: ...
+    def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> PreparedForward | None: ...
     def forward(
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /
     ) -> tuple[Outputs, dict[Statistic, Any]]: ...
@@ -104,11 +104,11 @@ class Guarded:
             raise ValueError(f"engine {self.engine.NAME!r} refuses this call: {reason}")
         return getattr(self.engine, function)(p, *args)
 
-    def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> Prepared | None:
+    def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> PreparedForward | None:
         """Return forward of a problem for other arrays, None if the engine has none.
 
-        It is given the addresses of query, key, value, out and lse, then of the bias and the dense masks that there
-        are, and reads or writes arrays of the same shapes and strides. vary: with "keys" their number differs too. It
+        It is given the addresses of out, lse, query, key and value, then of the bias and the dense masks that there
+        are, and writes or reads arrays of the same shapes and strides. vary: with "keys" their number differs too. It
         follows, with the strides of key and value in numbers, not bytes.
         """
         prepare = None if unknown(self.engine, "forward", p) else getattr(self.engine, "prepare", None)

@@ -125,7 +125,7 @@ class Prepared:
             self.threads = num_threads()
             self.fast = prepared_call(self.task, views(self.operands, operands))
         if self.fast is not None:
-            self.fast((*operands, *results))
+            self.fast((*results, *operands))
         else:
             run(self.task, views(self.operands, operands), views(self.results, results))
 

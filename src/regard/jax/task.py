@@ -15,7 +15,7 @@ import numpy as np
 from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
-from regard.engines import Prepared, choose
+from regard.engines import PreparedForward, choose
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 from regard.runtime.forks import cached_property
 
@@ -294,10 +294,10 @@ def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]
             a[...] = 0
 
 
-def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> Prepared | None:
+def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> PreparedForward | None:
     """Return the prepared call of a small forward without options, else None.
 
-    It takes the addresses of operands and results.
+    It takes the addresses of results and operands.
     """
     plain = task.kind == "forward" and not task.sizes and task.results == OUTPUTS[:2]
     if not plain or task.operands != ("query", "key", "value"):

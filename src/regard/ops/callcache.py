@@ -32,7 +32,7 @@ import numpy as np
 from regard.core.layout import Layout
 from regard.core.options import DEFAULTS
 from regard.core.problem import Problem
-from regard.engines import Prepared
+from regard.engines import PreparedForward
 from regard.rules import Mask, Score
 from regard.rules.masks import Rule
 from regard.runtime import memory
@@ -145,7 +145,7 @@ class CachedCall:
     run: the engine's prepared call. shape: of the output, as the caller sees it.
     """
 
-    def __init__(self, run: Prepared, p: Problem, shape: tuple[int, ...]):
+    def __init__(self, run: PreparedForward, p: Problem, shape: tuple[int, ...]):
         self.run, self.shape, self.dtype = run, shape, p.dtype
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
@@ -153,5 +153,5 @@ class CachedCall:
 
     def __call__(self, query: Array, key: Array, value: Array) -> Array:
         out = self.new(self.shape, self.dtype)
-        self.run((address_of(query), address_of(key), address_of(value), address_of(out), self.lse_address))
+        self.run((address_of(out), self.lse_address, address_of(query), address_of(key), address_of(value)))
         return out

@@ -5,9 +5,10 @@
 
 | Module | Contents |
 |---|---|
+| `modes` | active modes, traces and transforms; PyTorch's private names; all others stand on it |
 | `adapter` | the public functions of `regard` on tensors |
 | `fastpath` | small calls, cached by shape and options |
-| `calls` | a call as data, and its `Problem` once its tensors are arrays |
+| `calls` | a call as data, and its `Problem` once its tensors are arrays: checked and prepared there alone |
 | `kernels` | an engine's five functions on tensors |
 | `autograd` | their derivatives |
 | `batching` | `vmap` of calls |

@@ -12,7 +12,7 @@ import torch
 from regard.core.options import RULES
 from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
-from regard.engines import Prepared
+from regard.engines import PreparedForward
 from regard.ops import callcache
 from regard.ops.callcache import Entry, Signature, signature
 from regard.rules import as_mask
@@ -28,6 +28,7 @@ OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
 DENSE = ("bias", "mask")
 STEP_OPTIONS = {"causal", "scale"}
 STRIDED = torch.strided
+data_ptr = torch.Tensor.data_ptr
 DTYPE = 7  # of what `tensor_operands` returns
 
 
@@ -38,12 +39,13 @@ class CachedTensorCall:
     heads share heads of the key.
     """
 
-    def __init__(self, run: Prepared, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, run: PreparedForward, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
         self.step, self.out, self.rows, self.dtype, self.grouped = step, out, p.shape(p.n_q), dtype, p.group != 1
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
+        self.lse_address = self.lse.data_ptr()
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
         """Return memory for the output on the device of q.
@@ -55,26 +57,22 @@ class CachedTensorCall:
     def output(self, *given: torch.Tensor) -> torch.Tensor:
         """Return the output alone, of query, key, value and the bias or mask of the cached call."""
         out = self.new(given[0])
-        self.write(out, self.lse, *given)
+        self.write(out, self.lse_address, given)
         return out
 
     def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out and lse."""
         out, lse = self.new(given[0]), given[0].new_empty(self.rows, dtype=self.real)
-        self.write(out, lse, *given)
+        self.write(out, lse.data_ptr(), given)
         return out, lse
 
-    def write(self, out: torch.Tensor, lse: torch.Tensor, *given: torch.Tensor) -> None:
-        """Run the call.
-
-        given: as of `output`.
-        """
-        q, k, v, *dense = given
-        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()]
+    def write(self, out: torch.Tensor, lse_address: int, given: tuple[torch.Tensor, ...]) -> None:
+        addresses = [out.data_ptr(), lse_address, *map(data_ptr, given)]
         if self.step:
+            _, k, v = given
             self.run(addresses, k.shape[-2], k.stride(), v.stride())
         else:
-            self.run(addresses + [x.data_ptr() for x in dense] if dense else addresses)
+            self.run(addresses)
 
 
 def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | None:
@@ -128,7 +126,7 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
         return signature(tensor_operands(q, k, v, True), options)
     if not options.keys() <= OPTIONS:
         return None
-    operands, dense = tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS), dense_of(options)
+    dense, operands = dense_of(options), tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS)
     for name, x in dense.items():
         operands = with_dense(operands, name, x)
     others = {name: x for name, x in options.items() if name not in dense} if dense else options
@@ -155,7 +153,11 @@ def cached(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None
 
 def undifferentiated(*inputs: torch.Tensor) -> bool:
     """Return whether no derivative of a call on these tensors can be needed, where no transform is active."""
-    return not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if x.requires_grad:
+                return False
+    return True
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:

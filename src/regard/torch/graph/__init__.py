@@ -5,5 +5,4 @@
 | `traced` | a call as one operation of a graph |
 | `operators` | the operations of PyTorch's dispatcher |
 | `texts` | rules and calls as text, saved with a graph |
-| `modes` | active modes and traces; PyTorch's private names |
 """

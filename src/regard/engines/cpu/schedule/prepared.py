@@ -37,15 +37,16 @@ class PreparedCall:
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * len(schedule.addresses))
         self.fields[BASES] = address_in(self.bases)
         self.split_state_at = schedule.split_state
-        self.positions = [schedule.addresses.index(name) for name in ("q", "k", "v", "out", "lse", *dense)]
+        self.positions = [schedule.addresses.index(name) for name in ("out", "lse", "q", "k", "v", *dense)]
         self.repeated: tuple[RepeatedStage, ...] = ()
+        self.copies = [self.fields]  # and those of `repeated`
         self.members, self.busy = 0, False
         self.allocate()
 
     def __call__(self, addresses: Sequence[int], *keys: Any) -> None:
         """Run the call.
 
-        addresses: of query, key, value, out and lse, then of the bias and the dense masks that there are. keys: see
+        addresses: of out, lse, query, key and value, then of the bias and the dense masks that there are. keys: see
         `PreparedStep.arrange`.
         """
         if self.busy:  # in a signal's handler
@@ -55,8 +56,9 @@ class PreparedCall:
         try:
             if keys:
                 self.arrange(*keys)
+            bases = self.bases
             for position, address in zip(self.positions, addresses, strict=True):
-                self.bases[position] = address
+                bases[position] = address
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:
@@ -78,6 +80,7 @@ class PreparedCall:
             launch(self.kernel, self.fields, stage, self.threads)
         if members == self.threads and all(len(stage.portions) == 1 for stage in self.stages):
             self.repeated = tuple(RepeatedStage(self.kernel, self.fields, x, members) for x in self.stages)
+            self.copies = [self.fields, *(fields for stage in self.repeated for fields in stage.fields)]
             self.members = members
 
     def arrange(self, n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -112,7 +115,7 @@ class PreparedStep(PreparedCall):
             self.distribute(tiles)
         if (key, value) != self.strides:
             self.set_strides(key, value)
-        for fields in self.every_fields():
+        for fields in self.copies:
             fields[N_K] = fields[KEY_END] = n_k
 
     def distribute(self, tiles: int) -> None:
@@ -139,15 +142,12 @@ class PreparedStep(PreparedCall):
     def set_strides(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         self.strides, size, column = (), self.p.dtype.itemsize, self.spec.block_fields.index
         for name, field, strides in zip("kv", self.heads, (key, value), strict=True):
-            for fields in self.every_fields():
+            for fields in self.copies:
                 fields[field] = strides[-3] * size
             for blocks in (stage.blocks for stage in self.stages):
                 b, h = blocks[:, column("b")], blocks[:, column("head")] // self.p.group
                 blocks[:, column(name)] = (b * strides[0] + h * strides[-3]) * size
         self.strides = key, value
-
-    def every_fields(self) -> "list[array[int]]":
-        return [self.fields, *(fields for stage in self.repeated for fields in stage.fields)]
 
 
 def form_of(p: Problem, n_k: int) -> Problem:
