@@ -105,6 +105,7 @@ class PreparedStep(PreparedCall):
         self.spec = self.results.spec(p, target, 1)
         self.heads = [self.spec.fields.index(f"{name}_head") for name in "kv"]
         self.strides: tuple[tuple[int, ...], ...] = ()
+        self.n_k = 0
         self.tile_list: Array = np.empty(0, np.int64)
         self.list_tiles(-(-p.n_k // KEYS))
 
@@ -115,8 +116,10 @@ class PreparedStep(PreparedCall):
             self.distribute(tiles)
         if (key, value) != self.strides:
             self.set_strides(key, value)
-        for fields in self.copies:
-            fields[N_K] = fields[KEY_END] = n_k
+        if n_k != self.n_k:
+            self.n_k = n_k
+            for fields in self.copies:
+                fields[N_K] = fields[KEY_END] = n_k
 
     def distribute(self, tiles: int) -> None:
         """Distribute `tiles` tiles of keys among threads."""
