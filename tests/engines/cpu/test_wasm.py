@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from regard.engines.cpu.schedule.fields import pack_fields
 
 import regard
 import wasm_cases
@@ -15,6 +14,7 @@ from regard.core.parts import part_of
 from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32
+from regard.engines.cpu.schedule.arguments import pack_fields
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets, webassembly
 from regard.engines.cpu.wasm.linking import linked
