@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import reordered
-from regard.engines.cpu.spec.operands import FORWARD, PLAIN, block_fields_of
 
 
 def test_results_are_the_same_with_the_rows_reversed() -> None:
@@ -15,8 +14,3 @@ def test_results_are_the_same_with_the_rows_reversed() -> None:
         expected = reordered.digests()
         results, _ = process.communicate()
     assert results.splitlines() == expected
-
-
-def test_short_calls_find_their_operands_first() -> None:
-    """They write the addresses of these without names."""
-    assert block_fields_of(FORWARD, 2)[: len(PLAIN) + 3] == (*PLAIN, "bias", "dense0", "dense1")

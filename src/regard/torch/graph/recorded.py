@@ -23,8 +23,8 @@ from regard.rules import Table, Traced, as_mask, as_score, rebuild
 from regard.rules.expression import MASK_LEAVES, SCORE_LEAVES
 from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
-from regard.torch.graph.modes import constant, has_symbols, outside_of_graphs
 from regard.torch.graph.texts import text_of
+from regard.torch.modes import constant, has_symbols, outside_of_graphs
 from regard.warning import warn_once
 
 Operand = tuple[str, Any]
