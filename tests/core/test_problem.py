@@ -33,7 +33,7 @@ def test_key_edges(first: int, n_k: int, edges: list[int]) -> None:
 def test_ranges() -> None:
     offset = np.arange(6).reshape(2, 3) * 10
     p = problem(50, 60, origin=(7, 2, 100), offset=offset)
-    ranges = p.extents.ranges(4, range(1, 3), np.array([0, 20]), np.array([19, 49]))
+    ranges = p.extents.ranges(4, (1, 2), np.array([0, 20]), np.array([19, 49]))
     assert (ranges.b, ranges.h, ranges.keys, ranges.dtype) == ((11, 11), (3, 4), 160, np.float32)
     assert [x.tolist() for x in ranges.i] == [[40, 60], [59, 89]]
     assert p.extents.indices == {"b": (7, 13), "h": (2, 6), "i": (0, 100), "j": (100, 160)}

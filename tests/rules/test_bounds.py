@@ -27,6 +27,7 @@ from regard.rules import (
     dilated,
     documents,
     evaluate,
+    extremes,
     global_tokens,
     interval,
     key_tiles,
@@ -369,6 +370,22 @@ def test_many_tiles_of_queries_are_as_each_alone(rule):
         assert kinds[row == n].tolist() == kinds_alone.tolist()
 
 
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+@given(nodes("bool"), nodes("float", score=True), st.integers(0, 2**32 - 1))
+def test_query_tiles_of_a_batch_are_as_each_alone(rule, scores, seed):
+    random = np.random.default_rng(seed)
+    b, h = random.integers(0, 3, (2, 12))
+    low = random.integers(-3, 220, 12)
+    i = low, low + random.integers(0, 70, 12)
+    ranges = Ranges((b, b), (h, h + random.integers(0, 2, 12)), i, keys=200)
+    edges = np.append(np.arange(0, 200, 7), 200)
+    row, tile, kinds = visible_tiles(rule, scores, ranges, edges)
+    for n in range(12):
+        found, kinds_alone = key_tiles(rule, scores, ranges.take(slice(n, n + 1), (0, 0)), edges)
+        assert tile[row == n].tolist() == found.tolist()
+        assert kinds[row == n].tolist() == kinds_alone.tolist()
+
+
 def test_no_keys():
     found, kinds = key_tiles(causal().node, None, Ranges(i=(0, 3)), np.array([0]))
     assert found.shape == kinds.shape == (0,)
@@ -400,30 +417,50 @@ def test_a_summary_goes_with_its_table():
 
 
 @settings(deadline=None, max_examples=EXAMPLES // 4)
-@given(st.integers(1, 1500), st.integers(1, 3), st.integers(0, 2**32 - 1))
-def test_extremes_of_spans(m, r, seed):
+@given(st.integers(1, 1500), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))
+def test_extremes_of_spans(m, r, joined, seed):
     random = np.random.default_rng(seed)
     rows = random.normal(size=(r, m))
     rows[random.random(rows.shape) < 0.02] = np.nan
     first = random.integers(0, m, 40)
     last = np.minimum(first + random.integers(0, random.choice([4, BLOCK, m]) + 1, 40), m - 1)
-    lo, hi = Extremes(rows).between(first, last)
-    for a, z, least, most in zip(first, last, lo, hi, strict=True):
-        seen = rows[:, a : z + 1]
+    row = np.zeros(40, int) if joined else random.integers(0, r, 40)
+    lo, hi = Extremes(rows, joined).between(row, first, last)
+    for number, a, z, least, most in zip(row, first, last, lo, hi, strict=True):
+        seen = rows[slice(None) if joined else number, a : z + 1]
         seen = seen[~np.isnan(seen)]
         expected = (seen.min(), seen.max()) if seen.size else (np.nan, np.nan)
         np.testing.assert_equal((least, most), expected)
 
 
-def test_more_spans_than_are_read_at_once():
+@pytest.mark.parametrize("rows", [0, 1, extremes.ROWS])
+def test_boxes_of_a_table(rows, monkeypatch):
+    """However many rows a box has, and more boxes than are read at once."""
+    monkeypatch.setattr(extremes, "ROWS", rows)
+    monkeypatch.setattr(extremes, "ENTRIES", 2**12)
     random = np.random.default_rng(7)
-    numbers = random.integers(0, 10**6, (2, 5000))
-    h, first = random.integers(0, 2, 10_001), random.integers(0, 5000, 10_001)
-    last = np.minimum(first + random.integers(0, 300, first.size), 4999)
-    lo, hi, nan = look_up(Table(numbers), [(h, h), (first, last)])
-    for k in range(0, first.size, 97):
-        seen = numbers[h[k], first[k] : last[k] + 1]
-        assert (lo[k], hi[k], nan[k]) == (seen.min(), seen.max(), False)
+    numbers = random.normal(size=(3, 300, 4)).astype(np.float32)
+    numbers[random.random(numbers.shape) < 0.001] = np.nan
+    for most in (1, 2, 3):
+        first = [random.integers(0, n, 500) for n in numbers.shape]
+        boxes = [
+            (x, np.minimum(x + random.integers(0, m, 500), n - 1))
+            for x, m, n in zip(first, (1, 150, most), numbers.shape, strict=True)
+        ]
+        lo, hi = look_up(Table(numbers), boxes)
+        for k in range(500):
+            seen = numbers[tuple(slice(a[k], z[k] + 1) for a, z in boxes)]
+            seen = seen[~np.isnan(seen)]
+            np.testing.assert_equal((lo[k], hi[k]), (seen.min(), seen.max()) if seen.size else (np.nan, np.nan))
+
+
+def test_summaries_of_a_table_take_no_more_than_itself():
+    table = Table(np.arange(2**20).reshape(4, 2**9, 2**9))
+    for n in range(2**11):
+        extremes.extremes(table, 2, ((0, n // 2**9), (n % 2**9, 2**9 - 1), (0, 2**9 - 1)))
+    kept = extremes._summaries[table].values()
+    assert len(kept) >= 2
+    assert table.array.nbytes / 2 <= sum(x.nbytes for x in kept) <= table.array.nbytes
 
 
 def test_a_table_is_read_at_the_heads_of_the_tile_alone():

@@ -40,15 +40,16 @@ class Extents:
         i = (first, last + self.n_q if self.n_q else first)
         return {"b": (b, b + len(self.offset)), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
-    def ranges(self, b: int, heads: range, first: Any, last: Any) -> Ranges:
-        """Return the index ranges of one batch element, some heads and some queries.
+    def ranges(self, b: Any, heads: tuple[Any, Any], first: Any, last: Any) -> Ranges:
+        """Return the index ranges of batch elements, some heads of each and some queries.
 
-        Arguments count from the first of the call. first, last: integers or arrays. The keys are left out.
+        Arguments count from the first of the call, and are integers or arrays that broadcast. heads: the least and the
+        greatest. first, last: of the queries. The keys are left out.
         """
-        offset, first_head = int(self.offset[b]), self.origin[1]
+        offset, (batch, head, _) = self.offset[b], self.origin
         return Ranges(
-            b=(self.origin[0] + b,) * 2,
-            h=(first_head + heads.start, first_head + heads.stop - 1),
+            b=(batch + b,) * 2,
+            h=(head + heads[0], head + heads[1]),
             i=(first + offset, last + offset),
             keys=self.keys,
             dtype=self.real,

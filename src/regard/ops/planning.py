@@ -432,7 +432,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     edges = p.extents.key_edges(size)
     if not p.rules.hiding:
         return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
-    ranges = p.extents.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
+    ranges = p.extents.ranges(same.b, (same.h, same.h), first, last - 1)
 
     parts: list[tuple[Array, Array, Array, Array]] = []
     pieces, times, exact = [edges], 1.0, True

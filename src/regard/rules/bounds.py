@@ -55,29 +55,28 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
 def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
     """Return the visible tiles of several query tiles.
 
-    ranges.i: arrays (query tiles,); else as in `key_tiles`. Returns for each visible tile the number of its query tile,
-    that of its key tile, and its class, in ascending order.
+    ranges: b, h and i are numbers or arrays (query tiles,), of any batch elements and heads; else as in `key_tiles`.
+    Returns for each visible tile the number of its query tile, that of its key tile, and its class, in ascending order.
 
     >>> from regard.rules import causal
     >>> visible_tiles(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
     (array([0, 1, 1]), array([0, 0, 1]), array([1, 2, 1], dtype=int8))
     """
     edges = np.asarray(edges, np.int64)
-    low, high = ranges.i
+    (queries,) = replace(ranges, j=(0, 0)).shape
     count = len(edges) - 1
     size = 1
     while size * BRANCH < count:
         size *= BRANCH
     groups = np.arange(0, count, size)
-    row, first = np.repeat(np.arange(len(low)), len(groups)), np.tile(groups, len(low))
+    row, first = np.repeat(np.arange(queries), len(groups)), np.tile(groups, queries)
     kinds = np.full(len(row), MIXED, np.int8)
     while True:
         last = np.minimum(first + size, count)
         open_ = np.flatnonzero(kinds == MIXED)
         if len(open_):
-            i = low[row[open_]], high[row[open_]]
             j = edges[first[open_]], edges[last[open_]] - 1
-            kinds[open_] = classify(mask, score, replace(ranges, i=i, j=j))
+            kinds[open_] = classify(mask, score, ranges.take(row[open_], j))
         seen = kinds != NOTHING
         row, first, kinds = row[seen], first[seen], kinds[seen]
         if size == 1 or not len(first):

@@ -1,7 +1,7 @@
 """Least and greatest entries of ranges of a table, from an O(n / block) summary."""
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,104 +9,158 @@ import numpy as np
 
 from regard.rules.expression import Array
 from regard.rules.tracing import Table
+from regard.runtime.bounded import make_room
 
 BLOCK = 64
-CHUNK = 4096  # boxes read together, which limits temporary memory
+ENTRIES = 2**18  # entries read together, which limits temporary memory
+ROWS = 64  # rows of a box that are read one after the other; boxes with more are read by the hulls of these rows
+CACHED = 2**18  # bytes of the summaries of a small table
+Spans = tuple[tuple[int, int], ...]
 
 
 class Extremes:
-    """Least and greatest entries of ranges of columns of `rows` (r, m), NaN left out.
+    """Least and greatest entries of ranges of columns in each row of a matrix (r, m), NaN left out.
 
-    A sparse table holds the extremes of every 2^k consecutive blocks: O(m / BLOCK · log m) numbers, and O(m) for
-    several rows. A range is two runs of at most BLOCK columns, read directly, and the blocks between them, covered by
-    two of those numbers. `nan`: any entry is NaN.
+    A sparse table holds the extremes of every 2^k consecutive blocks: O(r · m / BLOCK · log m) numbers. A range is two
+    runs of at most BLOCK columns, read directly, and the blocks between them, covered by two of those numbers. joined:
+    all rows are one.
 
-    >>> Extremes(np.array([[5, 1, 4, 2, 8]])).between(np.array([0, 2]), np.array([4, 3]))
+    >>> Extremes(np.array([[5, 1, 4, 2, 8]])).between(0, np.array([0, 2]), np.array([4, 3]))
     (array([1, 2]), array([8, 4]))
     """
 
-    def __init__(self, rows: Array) -> None:
-        self.nan = bool(rows.dtype.kind == "f" and np.isnan(rows).any())
-        self.low, self.high = (rows[0] if len(rows) == 1 else best.reduce(rows) for best in (np.fmin, np.fmax))
-        self.blocks = self._levels(np.fmin, self.low), self._levels(np.fmax, self.high)
+    def __init__(self, rows: Array, joined: bool = False) -> None:
+        # Integers have no NaN, and NumPy compares them faster by these functions.
+        self.best = (np.fmin, np.fmax) if rows.dtype.kind == "f" else (np.minimum, np.maximum)
+        self.low = self.high = rows
+        if joined:
+            self.low, self.high = (best.reduce(rows, axis=0, keepdims=True) for best in self.best)
+        self.blocks = tuple(map(self._levels, self.best, (self.low, self.high)))
+        self.nbytes = sum(x.nbytes for x in (self.low, self.high, *self.blocks))
 
     @staticmethod
     def _levels(best: np.ufunc, values: Array) -> Array:
-        """Return the extremes of blocks p, ..., p + 2^k - 1 in row k, column p."""
-        count = len(values) // BLOCK
-        rows = [best.reduce(values[: count * BLOCK].reshape(count, BLOCK), axis=1)]
+        """Return the extremes of blocks p, ..., p + 2^k - 1 of row r in [k, r, p]."""
+        count = values.shape[1] // BLOCK
+        rows = [best.reduce(values[:, : count * BLOCK].reshape(len(values), count, BLOCK), axis=2)]
         while 2 ** len(rows) <= count:
             row, step = rows[-1].copy(), 2 ** (len(rows) - 1)
-            row[:-step] = best(row[:-step], row[step:])
+            row[:, :-step] = best(row[:, :-step], row[:, step:])
             rows.append(row)
         return np.stack(rows)
 
-    def between(self, first: Array, last: Array) -> tuple[Array, Array]:
-        """Return the least and greatest of the entries first, ..., last, elementwise."""
-        first, last = np.broadcast_arrays(first, last)
-        width = int(min(BLOCK, (last - first).max(initial=0) + 1))
-        run = np.arange(width)
-        near = np.minimum(first[..., None] + run, last[..., None])
-        far = np.maximum(last[..., None] - run, first[..., None])
+    def between(self, row: Any, first: Array, last: Array) -> tuple[Array, Array]:
+        """Return the least and greatest of the entries first, ..., last of a row, elementwise."""
+        row, first, last = np.broadcast_arrays(row, first, last)
+        width = int((last - first).max(initial=0)) + 1
+        step = ENTRIES // min(width, BLOCK)
+        if len(first) <= step:
+            return self._between(row, first, last, width)
+        parts = [slice(n, n + step) for n in range(0, len(first), step)]
+        results = zip(*(self._between(row[some], first[some], last[some], width) for some in parts), strict=True)
+        low, high = map(np.concatenate, results)
+        return low, high
+
+    def _between(self, row: Array, first: Array, last: Array, width: int) -> tuple[Array, Array]:
+        run = np.arange(min(width, BLOCK))[:, None]
+        columns = [np.minimum(first + run, last)]
+        if width > BLOCK:
+            columns.append(np.maximum(last - run, first))
         begin, end = first // BLOCK + 1, last // BLOCK
-        inner = end > begin
+        inner = np.flatnonzero(end > begin)
+        values = [self.low[row, at] for at in columns]
+        others = values if self.high is self.low else [self.high[row, at] for at in columns]
         results = []
-        for best, values, levels in zip((np.fmin, np.fmax), (self.low, self.high), self.blocks, strict=True):
-            found = best.reduce(best(values[near], values[far]), axis=-1)
-            if inner.any():
-                count = np.where(inner, end - begin, 1)
-                level = np.frexp(count.astype(np.float64))[1] - 1  # floor of the binary logarithm
-                p, q = np.where(inner, begin, 0), np.where(inner, end - 2**level, 0)
-                found = np.where(inner, best(found, best(levels[level, p], levels[level, q])), found)
-            results.append(found)
+        for best, read, levels in zip(self.best, (values, others), self.blocks, strict=True):
+            result = best.reduce([best.reduce(x, axis=0) for x in read], axis=0)
+            if len(inner):
+                r, p, q = row[inner], begin[inner], end[inner]
+                level = np.frexp((q - p).astype(np.float64))[1] - 1  # floor of the binary logarithm
+                result[inner] = best(result[inner], best(levels[level, r, p], levels[level, r, q - 2**level]))
+            results.append(result)
         return results[0], results[1]
 
 
-def _summarize(array: Array, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
-    part = np.moveaxis(array[tuple(slice(first, last + 1) for first, last in ranges)], axis, -1)
-    rows = part.reshape(-1, part.shape[-1])
-    return Extremes(rows.astype(np.float32) if array.dtype.name == "bfloat16" else rows)
+_nan: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
 
 
-_summaries: WeakKeyDictionary[Table, Any] = WeakKeyDictionary()
+def _entries(table: Table) -> Array:
+    array = table.array
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
+def has_nan(table: Table) -> bool:
+    """Return whether an entry of a table is NaN, cached."""
+    if table not in _nan:
+        _nan[table] = table.kind == "float" and bool(np.isnan(_entries(table)).any())
+    return _nan[table]
+
+
+def _summarize(table: Table, axis: int, spans: Spans | None) -> Extremes:
+    array = _entries(table)
+    part = array if spans is None else array[tuple(slice(first, last + 1) for first, last in spans)]
+    summary = Extremes(np.moveaxis(part, axis, -1).reshape(-1, array.shape[axis]), joined=spans is not None)
+    summary.nbytes -= sum(x.nbytes for x in (summary.low, summary.high) if np.may_share_memory(x, table.array))
+    return summary
+
+
+_summaries: WeakKeyDictionary[Table, dict[Any, Extremes]] = WeakKeyDictionary()
+
+
+def extremes(table: Table, axis: int, spans: Spans | None = None) -> Extremes:
     """Return the cached `Extremes` along `axis` of a table.
 
-    ranges: (first, last), both included, of every index; for `axis`, all.
+    Its rows are those of the other axes, in row-major order. With spans (first, last) of every index, all rows within
+    them are one; for `axis` its span is all. Summaries of a table take no more memory than itself, or `CACHED` bytes.
     """
-    summary = _summaries.get(table)
+    summaries = _summaries.setdefault(table, {})
+    summary = summaries.get((axis, spans))
     if summary is None:
-        summary = _summaries[table] = lru_cache(maxsize=32)(partial(_summarize, table.array))
-    result: Extremes = summary(axis, ranges)
-    return result
+        summary = _summarize(table, axis, spans)
+        make_room(summaries, summary.nbytes, max(CACHED, table.array.nbytes))
+        summaries[axis, spans] = summary
+    return summary
 
 
-def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
-    """Return the extremes of each box of indices, and where any entry is NaN.
+def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return the extremes of each box of indices.
 
-    boxes: one (first, last) for each axis, (tiles,) inside the table. Boxes that differ along one axis only are read
-    together, others in groups.
+    boxes: one (first, last) for each axis, (tiles,) inside the table.
     """
-    axis = len(boxes) - 1
-    for n, (first, last) in enumerate(boxes):
-        axis = n if np.ptp(first) or np.ptp(last) else axis
-    others = [end for n, box in enumerate(boxes) if n != axis for end in box]
-    group = np.zeros(len(boxes[axis][0]), np.intp)
-    if any(np.ptp(end) for end in others):
-        group = np.unique(np.stack(others), axis=1, return_inverse=True)[1].reshape(-1)
+    lengths = [int((last - first).max(initial=0)) + 1 for first, last in boxes]
+    axis = max(range(len(boxes)), key=lambda n: (lengths[n], n))
+    if prod(lengths) // lengths[axis] > ROWS:
+        return _by_hulls(table, boxes, axis)
+    summary, (first, last) = extremes(table, axis), boxes[axis]
+    results = [summary.between(row, first, last) for row in _rows(table, boxes, lengths, axis)]
+    if len(results) == 1:
+        return results[0]
+    low, high = (best.reduce(x, axis=0) for best, x in zip(summary.best, zip(*results, strict=True), strict=True))
+    return low, high
 
+
+def _rows(table: Table, boxes: Sequence[tuple[Array, Array]], lengths: Sequence[int], axis: int) -> Iterable[Array]:
+    """Yield the numbers of the n-th row of each box, for every n; short boxes repeat rows."""
+    others = [n for n in range(len(boxes)) if n != axis]
+    shape = [table.shape[n] for n in others]
+    steps = [prod(shape[n + 1 :]) for n in range(len(shape))]
+    zero = np.zeros(boxes[axis][0].shape, np.intp)
+    for place in np.ndindex(*(lengths[n] for n in others)):
+        at = (np.minimum(boxes[n][0] + x, boxes[n][1]) * step for n, x, step in zip(others, place, steps, strict=True))
+        yield sum(at, zero)
+
+
+def _by_hulls(table: Table, boxes: Sequence[tuple[Array, Array]], axis: int) -> tuple[Array, Array]:
+    """Return the result of `look_up` for boxes of many rows, by a summary for each hull of rows."""
+    others = np.stack([end for n, box in enumerate(boxes) if n != axis for end in box])
+    group = np.unique(others, axis=1, return_inverse=True)[1].reshape(-1)
     members = np.argsort(group, kind="stable")
-    least, greatest, nan = [], [], []
-    for part in np.split(members, np.cumsum(np.bincount(group))[:-1]):
-        hulls = [(int(first[part[0]]), int(last[part[0]])) for first, last in boxes]
-        hulls[axis] = (0, table.shape[axis] - 1)
-        summary = extremes(table, axis, tuple(hulls))
-        for some in np.split(part, range(CHUNK, len(part), CHUNK)):
-            lo, hi = summary.between(*(end[some] for end in boxes[axis]))
-            least.append(lo)
-            greatest.append(hi)
-            nan.append(np.full(len(some), summary.nan))
+    parts = []
+    for some in np.split(members, np.cumsum(np.bincount(group))[:-1]):
+        spans = [(int(first[some[0]]), int(last[some[0]])) for first, last in boxes]
+        spans[axis] = 0, table.shape[axis] - 1
+        summary = extremes(table, axis, tuple(spans))
+        parts.append(summary.between(0, *(end[some] for end in boxes[axis])))
     back = np.argsort(members)
-    return np.concatenate(least)[back], np.concatenate(greatest)[back], np.concatenate(nan)[back]
+    low, high = (np.concatenate(x)[back] for x in zip(*parts, strict=True))
+    return low, high

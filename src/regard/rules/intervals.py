@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.rules.expression import INT64, Array, Node, order, truncate
-from regard.rules.extremes import look_up
+from regard.rules.extremes import has_nan, look_up
 
 LIMIT = 2.0**62  # integers beyond this may have wrapped
 SUMS = ("add", "subtract", "negative", "multiply")
@@ -54,6 +54,14 @@ class Ranges:
     @property
     def shape(self) -> tuple[int, ...]:
         return np.broadcast_shapes(*(np.shape(end) for bound in (self.b, self.h, self.i, self.j) for end in bound))
+
+    def take(self, rows: Any, j: Bound) -> "Ranges":
+        """Return the ranges of b, h and i at some positions of their arrays, with other keys.
+
+        Bounds that are numbers serve all positions.
+        """
+        b, h, i = (tuple(end[rows] if np.ndim(end) else end for end in x) for x in (self.b, self.h, self.i))
+        return Ranges(b, h, i, j, self.keys, self.dtype, self.dense)
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,13 @@ def _corners(function: np.ufunc, *pairs: tuple[Any, Any]) -> Interval:
     return Interval(np.where(wraps, INT64.min, lo), np.where(wraps, INT64.max, hi))
 
 
+def _pairs(a: Interval, b: Interval) -> list[tuple[Any, Any]]:
+    """Return the corners of two operands; a constant has one end."""
+    return [(x, y) for y in ((b.lo,) if b.lo is b.hi else (b.lo, b.hi)) for x in (a.lo, a.hi)]
+
+
 def _product(function: np.ufunc, a: Interval, b: Interval) -> Interval:
-    return _corners(function, (a.lo, b.lo), (a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi))
+    return _corners(function, *_pairs(a, b))
 
 
 class Affine(NamedTuple):
@@ -220,13 +233,14 @@ def _multiplied(env: Environment, node: Node, a: Interval, b: Interval) -> Inter
 
 
 def _floor_divide(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
-    x = _product(np.floor_divide, a, b)
+    values = [np.floor_divide(x, y) for x, y in _pairs(a, b)]
+    lo, hi = reduce(np.minimum, values), reduce(np.maximum, values)
     # A divisor of 0 gives 0, and any other does not increase the absolute value.
-    zero = (b.lo <= 0) & (b.hi >= 0)
-    reach = np.maximum(np.abs(a.lo), np.abs(a.hi))
-    wraps = (a.lo <= -LIMIT) | (a.hi >= LIMIT)
-    lo, hi = np.where(wraps, INT64.min, -reach), np.where(wraps, INT64.max, reach)
-    return Interval(np.where(zero, lo, x.lo), np.where(zero, hi, x.hi))
+    zero, wraps = (b.lo <= 0) & (b.hi >= 0), (a.lo <= -LIMIT) | (a.hi >= LIMIT)
+    if np.any(zero):
+        reach = np.maximum(np.abs(a.lo), np.abs(a.hi))
+        lo, hi = np.where(zero, -reach, lo), np.where(zero, reach, hi)
+    return Interval(np.where(wraps, INT64.min, lo), np.where(wraps, INT64.max, hi))
 
 
 def _remainder(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
@@ -406,20 +420,16 @@ def _gather(env: Environment, node: Node, *indices: Interval) -> Interval:
         ends = (-np.inf, np.inf) if table.kind == "float" else (INT64.min, INT64.max)
         low, high = (0, 1) if table.kind == "bool" else ends
         return Interval(np.asarray(low), np.asarray(high), table.kind == "float")
-    shape = np.broadcast_shapes(*(np.shape(x.lo) for x in indices))
-
-    def clamped(end: Array, length: int) -> Array:
-        return np.broadcast_to(np.clip(end, 0, length - 1), shape).reshape(-1)
-
-    lengths = zip(table.shape, indices, strict=True)
-    boxes = [(clamped(x.lo, length), clamped(x.hi, length)) for length, x in lengths]
-    lo = hi = nan = table.array
-    if boxes:
-        lo, hi, nan = (found.reshape(shape) for found in look_up(table, boxes))
+    lo = hi = table.array
+    if indices:
+        inside = [np.clip(end, 0, length - 1) for length, x in zip(table.shape, indices, strict=True) for end in x[:2]]
+        shape = np.broadcast_shapes(*map(np.shape, inside))
+        flat = [np.broadcast_to(end, shape).reshape(-1) for end in inside]
+        lo, hi = (end.reshape(shape) for end in look_up(table, [*zip(flat[::2], flat[1::2], strict=True)]))
     if table.kind != "float":
         return Interval(lo.astype(np.int64), hi.astype(np.int64))
     lo, hi = (end.astype(env.ranges.dtype).astype(np.float64) for end in (lo, hi))
-    return _anywhere(lo, hi, np.isnan(lo) | (nan if boxes else False))
+    return _anywhere(lo, hi, has_nan(table))
 
 
 def _anywhere(lo: Array, hi: Array, nan: Any) -> Interval:

@@ -213,7 +213,8 @@ class Band:
                 yield QueryBlock(heads, start, tiles, visibility)
             return
         first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, BLOCK_Q), p.n_q) - 1
-        ranges = p.extents.ranges(heads.b, heads.query_heads, first, last)
+        few = heads.query_heads
+        ranges = p.extents.ranges(heads.b, (few.start, few.stop - 1), first, last)
         edges = p.extents.key_edges(BLOCK_K)[self.tiles.start : self.tiles.stop + 1]
         row, tile, visibility = visible_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
         tile = tile + self.tiles.start

@@ -273,7 +273,7 @@ class Head:
         p = self.problem
         if not p.rules.hiding:
             return None
-        seen = p.extents.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
+        seen = p.extents.ranges(0, (0, 0), rows[:-1, None], rows[1:, None] - 1)
         j = p.origin[2] + cols
         return np.asarray(classify(p.mask_node, p.rules.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
 
@@ -291,7 +291,7 @@ def triangle(p: Problem) -> tuple[bool, bool]:
     if p.mask is None:
         return False, True
     first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
-    ranges = p.extents.ranges(0, range(p.heads), np.int64(0), np.int64(0))
+    ranges = p.extents.ranges(0, (0, p.heads - 1), np.int64(0), np.int64(0))
     none, every = True, True
     for size in (2**k for k in range(max(last, end, 1).bit_length())):
         low = np.arange(0, max(last, end), 2 * size, dtype=np.int64)
