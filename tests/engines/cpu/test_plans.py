@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import regard
+from regard.core.parts import part_of
+from regard.core.problem import Problem
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule import stages, work
 from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
-from regard.engines.cpu.target.instructions import targets
+from regard.engines.cpu.target.instructions import chosen, targets
 from regard.ops.normalization import problem_from
 from regard.runtime import memory
 
@@ -92,6 +94,21 @@ def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (5, 6, 7, 8, 8, 8):
         regard.attention(Q, K, V, mask=regard.window(n), engine="cpu")
     assert len(work._schedules) == 3
+
+
+def test_plans_are_kept_within_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_schedules", {})
+    for n in (5, 6, 7, 8):
+        regard.attention(Q, K, V, mask=regard.window(n), engine="cpu")
+        if n == 5:
+            one = sum(x.nbytes for x in work._schedules.values())
+            monkeypatch.setattr(work, "CACHE_BYTES", 2 * one)
+    assert one > 0
+    assert 0 < sum(x.nbytes for x in work._schedules.values()) <= 2 * one
+    monkeypatch.setattr(stages, "CACHED_BYTES", 1)
+    kept = list(work._schedules)
+    regard.attention(Q, K, V, mask=regard.window(9), engine="cpu")
+    assert list(work._schedules) == kept
 
 
 def test_a_plan_keeps_no_array() -> None:
@@ -187,6 +204,66 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
                 left_out += high - low
         assert not (visible[first : first + rows] & ~worked_on[:, :n]).any()
     assert left_out > 0 or name == "halves that see keys apart"
+
+
+def lists(p: Problem) -> tuple[dict[tuple[int, int, int], list[int]], int]:
+    """The tiles of each query block, by batch element, head and first row; and the number of chunks."""
+    results = work.KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+    spec = results.spec(p, chosen(), p.n_q)
+    found, chunks = {}, 0
+    for tiles, blocks in stages.LaunchStages(spec, p, arrays_of(p, results.own(p)), range(p.n_q), 1).chunks():
+        chunks += 1
+        for block in blocks:
+            b, h, i, begin, count = (int(block[spec.block_fields.index(x)]) for x in ("b", "h", "i", "tiles", "count"))
+            found[b, h, i] = tiles[begin : begin + count].tolist()
+    return found, chunks
+
+
+LENGTHS = np.array([300, 7, 0, 129])
+VARIED: dict[str, dict[str, Any]] = {
+    "documents": {"mask": regard.documents(np.sort(RNG.integers(0, 4, (4, 300)), axis=1))},
+    "padding": {"mask": regard.padding(LENGTHS)},
+    "blocks of each head": {"mask": regard.blocks(RNG.random((2, 19, 19)) < 0.2, 16)},
+    "blocks of all": {"mask": regard.blocks(RNG.random((4, 2, 19, 19)) < 0.2, 16) | regard.window(3)},
+    "offsets": {"causal": True, "offset": np.array([0, 40, -90, 3])},
+    "one for all": {"mask": regard.window(50)},
+    "a score": {"score": regard.score(lambda s, b, h, i, j: regard.where(i - j < 60 * b + 30 * h, s, -np.inf))},
+    "an array": {"mask": np.arange(300) < LENGTHS[:, None, None, None]},
+    "an array of each head": {"mask": RNG.random((4, 2, 1, 300)) < 0.01},
+    "an array and a rule": {"mask": regard.mask(RNG.random((4, 1, 300, 300)) < 0.001) & regard.padding(LENGTHS)},
+}
+
+
+@pytest.mark.parametrize("together", [1, 2**15])
+@pytest.mark.parametrize("name", VARIED)
+def test_the_tiles_of_a_batch_are_those_of_each_element(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "BLOCK_MASK", 1)
+    monkeypatch.setattr(stages, "LIST_TILES", together)
+    p = problem_from(*(RNG.standard_normal((4, 2, 300, 8)) for _ in range(3)), **VARIED[name])
+    found, chunks = lists(p)
+    assert (chunks == 1) == (together > 1 or name in ("one for all", "blocks of each head"))
+    for b in range(4):
+        for h in range(2):
+            alone, _ = lists(part_of(p, b, h))
+            assert alone == {key: x for key, x in found.items() if key[:2] == (b, h)}
+
+
+@pytest.mark.parametrize("n", [20, 100, 128])
+def test_bits_are_the_same_if_a_single_tile_is_classified(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, dout = RNG.standard_normal((4, 3, 2, n, 8), dtype=np.float32)
+    results = []
+    for least in (1, 2**62):
+        monkeypatch.setattr(stages, "ONE_TILE", (least, 1))
+        monkeypatch.setattr(work, "_schedules", {})
+        for mask in (regard.causal(), regard.padding([n, n // 3, 0]), regard.window(9)):
+            out = regard.attention(q, k, v, mask=mask, engine="cpu")
+            g = regard.attention_vjp(q, k, v, dout, mask=mask, engine="cpu")
+            results.append([out, g.query, g.key, g.value])
+    for some, others in zip(results[:3], results[3:], strict=True):
+        for x, y in zip(some, others, strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,11 +132,13 @@ class BackwardSchedule:
             **{self.names[at + 1]: every[n].array.size * p.compute.itemsize for at, n in self.trained},
         }  # fmt: skip
         self.fields = pack_fields(self.names, values)
+        self.nbytes = 0
         self.chunks: Iterable[BackwardChunk] = BackwardChunks(spec, p, arrays, found, threads)
 
     def materialize(self) -> bool:
         if not isinstance(self.chunks, BackwardChunks) or not self.chunks.short:
             return False
+        self.nbytes = self.chunks.nbytes
         self.chunks = tuple(self.chunks)
         return True
 

@@ -5,6 +5,7 @@ One pass over the array finds them in each call, since arrays may change.
 """
 
 from functools import reduce
+from itertools import pairwise
 from operator import and_, or_
 from typing import Any
 
@@ -45,19 +46,21 @@ class BlockMask:
         self.seen, self.full = (np.broadcast_to(_counted(x), (*lead, *(n + 1 for n in x.shape[-2:])))
                                 for x in (seen, full))  # fmt: skip
 
-    def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
-        """Return the least and the greatest value in a rectangle.
+    def bounds(self, at: tuple[Any, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Return the least and the greatest value in rectangles.
 
-        rows, keys: both ends included; keys after the last are allowed. at: (..., h), a head.
+        rows, keys: both ends included; keys after the last are allowed. at: (..., h), their heads. All broadcast.
         """
         top, bottom = (np.zeros_like(x) if self.one_row else (x - self.first) // self.each for x in rows)
         left, right = (np.minimum(x // PART, self.seen.shape[-1] - 2) for x in keys)
 
         def count(total: Array) -> Any:
-            return total[bottom + 1, right + 1] - total[top, right + 1] - total[bottom + 1, left] + total[top, left]
+            ends = (bottom + 1, right + 1), (top, right + 1), (bottom + 1, left), (top, left)
+            whole, above, before, both = (total[(*at, *end)] for end in ends)
+            return whole - above - before + both
 
         area = (bottom - top + 1) * (right - left + 1)
-        return (count(self.full[at]) == area).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
+        return (count(self.full) == area).astype(np.int64), (count(self.seen) > 0).astype(np.int64)
 
 
 def hides(bias: Array) -> bool:
@@ -74,10 +77,20 @@ def _counted(x: Array) -> Array:
     return np.cumsum(made, axis=-1, dtype=np.int32, out=made)
 
 
+def _is_one(planes: Array) -> bool:
+    """Return whether the rows of all planes are evenly spaced in memory."""
+    axes = [(n, step) for n, step in zip(planes.shape[:-1], planes.strides[:-1], strict=True) if n > 1]
+    return all(step == n * inner for (_, step), (n, inner) in pairwise(axes))
+
+
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
     """Return for each block whether something, and whether all is visible, as bytes."""
-
     *lead, n_q, n_k = planes.shape
+    each = min(each, n_q)
+    if lead and n_q % each == 0 and _is_one(planes):  # a launch for each plane would take longer than a short one
+        joined = _summed_up(planes.reshape(-1, n_k), each, target, threads)
+        seen, full = (x.reshape(*lead, n_q // each, -1) for x in joined)
+        return seen, full
     size, hidden = planes.dtype.itemsize, None
     if planes.dtype.kind not in "ib":
         hidden = int(np.array(-np.inf, planes.dtype).view(f"i{size}"))
@@ -157,7 +170,7 @@ def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tup
     def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
         found = masks.get(id(array))
         h, h_last = (x - origin[1] for x in ranges.h)
-        if found is None or (h != h_last and any(found.seen.strides[-3:-2])):
+        if found is None or (np.any(h != h_last) and any(found.seen.strides[-3:-2])):
             return np.asarray(0), np.asarray(1)
         b = ranges.b[0] - origin[0]
         at = (*np.unravel_index(b, lead), h) if lead else (h,)

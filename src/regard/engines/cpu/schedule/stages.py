@@ -37,8 +37,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK_BLOCKS = 64  # query blocks whose tiles are found together
 LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
 HALVINGS = 4  # halvings of the work groups that start last
-BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
+BLOCK_MASK = 2**28  # products from which empty blocks of dense masks are looked for
+ONE_TILE = 2**27, 2**20  # products from which a single tile of keys is classified: of a call, and of a list of tiles
+CACHED_BYTES = 2**20  # of the stages of a schedule that is cached
 BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
+LIST_TILES = 2**15  # pairs of block and tile that are classified together
 
 
 class LaunchStages:
@@ -83,7 +86,7 @@ class LaunchStages:
         Empty for calls that would not gain by it.
         """
         p = self.p
-        if p.n_k <= KEYS or p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
+        if p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
             return []
         arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
         found = list(zip(arrays, dense_masks(p), strict=True))
@@ -107,17 +110,31 @@ class LaunchStages:
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
         return reads(*self.p.rules.hiding) | found
 
+    @cached_property
+    def alike(self) -> bool:
+        """True if all batch elements see the same keys."""
+        return "b" not in self.varying and len(set(self.p.offset.tolist())) == 1
+
+    @cached_property
+    def lists(self) -> int:
+        """The number of lists of tiles, if tiles are classified."""
+        heads, rows = self.grid
+        return len(rows) * (1 if self.alike else self.p.batch) * (len(heads) if "h" in self.varying else 1)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of the stages, if every tile is visible."""
+        p, (heads, rows) = self.p, self.grid
+        tiles = len(self.tile_range) * (self.lists if self.classified else 1)
+        return 8 * (tiles + p.batch * len(heads) * len(rows) * len(self.spec.block_fields))
+
     @property
     def short(self) -> bool:
         """True if the stages are small enough to cache.
 
         Stages that depend on the contents of arrays are never cached.
         """
-        p, (heads, rows) = self.p, self.grid
-        if self.masks:
-            return False
-        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.rules.hiding else 0
-        return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
+        return not self.masks and self.nbytes <= CACHED_BYTES
 
     def __iter__(self) -> Iterator[LaunchStage]:
         for tiles, blocks in self.chunks():
@@ -125,6 +142,15 @@ class LaunchStages:
                 yield from self.split(tiles, blocks)
             else:
                 yield self.stage(tiles, blocks)
+
+    @cached_property
+    def classified(self) -> bool:
+        """True if rules hide something, and it is worth a look what; for one tile of a short call it is not."""
+        p, tiles = self.p, len(self.tile_range)
+        if not tiles or (self.mask is None and p.rules.hiding_node is None):
+            return False
+        products = p.batch * p.heads * len(self.rows) * p.n_k * (p.d + p.d_v)
+        return tiles > 1 or (products >= ONE_TILE[0] and products >= ONE_TILE[1] * self.lists)
 
     def field(self, name: str) -> int:
         return self.spec.block_fields.index(name)
@@ -199,8 +225,7 @@ class LaunchStages:
         p, (heads, rows) = self.p, self.grid
         tiles = np.arange(self.tile_range.start, self.tile_range.stop, dtype=np.int64)
         everyone = range(p.batch)
-        if (self.mask is None and p.rules.hiding_node is None) or len(tiles) <= 1:
-            # One tile is not worth a look at what it hides.
+        if not self.classified:
             zero = np.zeros(len(rows), np.int64)
             mixed = KEYS if p.rules.hiding else 0
             word = tile_word(tiles, mixed_stop=mixed)
@@ -210,30 +235,34 @@ class LaunchStages:
         height, target = max(1, self.spec.lanes // 2), chosen()
         masks = {id(x): BlockMask(view, self.rows.start, height, target, self.threads) for x, view in self.masks}
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
-        apart = heads if "h" in reading else np.array([[0, p.heads]])
-        alike = "b" not in reading and len(set(p.offset.tolist())) == 1
-        for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
+        apart, alike = heads if "h" in reading else np.array([[0, p.heads]]), self.alike
+        # As many batch elements at a time as have few tiles together.
+        step = max(1, LIST_TILES // (len(apart) * min(size, len(rows)) * len(tiles)))
+        for batch in [everyone] if alike else [everyone[b : b + step] for b in range(0, p.batch, step)]:
+            elements = np.array(batch[:1] if alike else batch)[:, None, None]
             # Later rows first: under a causal mask they see more.
             for stop in range(len(rows), 0, -size):
                 band = rows[max(stop - size, 0) : stop][::-1]
-                lists, parts, length = [], [], 0
-                for first, count in apart.tolist():
-                    ranges = p.extents.ranges(
-                        batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1
-                    )
-                    ranges = replace(ranges, dense=dense)
-                    found, begin, number = self.visible(ranges, edges)
-                    own = heads[heads[:, 0] == first] if "h" in reading else heads
-                    parts.append(self.block_table(batch, own, band, begin + length, number))
-                    lists.append(found)
-                    length += len(found)
-                yield np.concatenate(lists), np.concatenate(parts)
+                shape = len(elements), len(apart), len(band)
+                some = elements, apart[:, :1], apart.sum(axis=1)[:, None] - 1, band[:, 0], band.sum(axis=1) - 1
+                b, *head, first, last = (np.broadcast_to(x, shape).reshape(-1) for x in some)
+                ranges = replace(p.extents.ranges(b, (head[0], head[1]), first, last), dense=dense)
+                found, begin, number = self.visible(ranges, edges)
+                yield found, self.block_table(batch, heads, band, begin.reshape(shape), number.reshape(shape))
 
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-        """Return the tiles of some query blocks.
+        """Return the tiles of some query blocks, which may be of several batch elements and heads.
 
-        With them come where each block's begin, and their number.
+        With them come where each block's begin, and their number. ranges: b, h and i are arrays (query blocks,).
         """
+        count = len(ranges.b[0])
+        step = max(1, LIST_TILES // (len(edges) - 1))
+        some = [self._visible(ranges.take(slice(n, n + step), ranges.j), edges) for n in range(0, count, step)]
+        tiles, number = map(np.concatenate, zip(*some, strict=True))
+        return tiles, np.cumsum(number) - number, number
+
+    def _visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array]:
+        """Return the tiles of some query blocks, and their number for each block."""
         p = self.p
         own = edges[self.tile_range.start : self.tile_range.stop + 1]
         row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, own)
@@ -246,8 +275,7 @@ class LaunchStages:
                     fields[name][some] = x
             live = fields["stop"] > 0
             row, tile, fields = row[live], tile[live], {name: x[live] for name, x in fields.items()}
-        begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
-        return tile_word(tile, **fields), begin[:-1], np.diff(begin)
+        return tile_word(tile, **fields), np.bincount(row, minlength=len(ranges.b[0]))
 
     def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> dict[str, Array]:
         """Classify the parts of tiles; return the fields of `tile_word`."""
@@ -255,14 +283,14 @@ class LaunchStages:
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
         outside = low > high
+        ranges = ranges.take(row[:, None], (low, np.maximum(low, high)))
         # Each half of a full block by itself; in other blocks both halves are the block.
-        least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
+        least, greatest = ranges.i
         full = greatest - least + 1 == self.spec.lanes
         middle = least + self.spec.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
         visibilities = [
-            classify(self.mask, p.rules.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
-            for i in halves[: 1 + full.any()]
+            classify(self.mask, p.rules.hiding_node, replace(ranges, i=i)) for i in halves[: 1 + full.any()]
         ]
         seen = [(x != NOTHING) & ~outside for x in visibilities]
         first, stop = _ends(seen[0] | seen[-1])
@@ -286,7 +314,10 @@ class LaunchStages:
         }
 
     def block_table(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
-        """Return query blocks (batch × heads × rows, fields) of some batch elements."""
+        """Return query blocks (batch × heads × rows, fields) of some batch elements.
+
+        begin, number: where the tiles of each block begin, and how many there are; they broadcast.
+        """
         p = self.p
         made = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.spec.block_fields)}

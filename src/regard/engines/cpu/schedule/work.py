@@ -24,7 +24,7 @@ from regard.engines.cpu.schedule.arguments import (
 )
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.launches import LaunchStage, launch
-from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
+from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LIST_TILES, LaunchStages
 from regard.engines.cpu.spec.operands import BASES, SEED
 from regard.engines.cpu.spec.scratch import scratch_size
 from regard.engines.cpu.spec.specs import KernelSpec
@@ -32,7 +32,7 @@ from regard.engines.cpu.spec.tiles import KEYS, WIDE_WORK_GROUP
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.rules import Node, Program, once, reads
-from regard.runtime.bounded import insert
+from regard.runtime.bounded import insert, make_room
 from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
 
@@ -46,6 +46,7 @@ SMALL = 2**21  # products below which another thread would start too late,
 SMALL_READ = 2**20  # unless as many bytes of keys and values are read
 BEST = (1, 8, 32)  # numbers of the largest weights that kernels return
 MAX_CACHED = 256  # schedules in the cache
+CACHE_BYTES = 2**26  # of all cached schedules
 _schedules: dict[Any, Any] = {}
 
 
@@ -150,6 +151,10 @@ def rule_signature(node: Node) -> tuple[Any, ...]:
 
 
 class Cacheable(Protocol):
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what was prepared for the cache."""
+
     def materialize(self) -> bool:
         """Prepare for the cache, without arrays of a problem or its rules.
 
@@ -164,6 +169,7 @@ def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
     if schedule is None:
         schedule = make()
         if schedule.materialize():
+            make_room(_schedules, schedule.nbytes, CACHE_BYTES)
             insert(_schedules, key, schedule, MAX_CACHED)
     return schedule
 
@@ -180,11 +186,13 @@ class Schedule:
         self.split_state = self.addresses.index("split_state")
         self.whole = [(self.names.index(name), name) for name, x in spec.operands.items() if not x.by_block]
         self.fields = pack_fields(self.names, field_values(p, spec, arrays))
+        self.nbytes = 0
         self.stages: Iterable[LaunchStage] = LaunchStages(spec, p, arrays, rows, threads)
 
     def materialize(self) -> bool:
         if not isinstance(self.stages, LaunchStages) or not self.stages.short:
             return False
+        self.nbytes = self.stages.nbytes
         self.stages = tuple(self.stages)
         return True
 
@@ -240,8 +248,11 @@ def working_memory(p: Problem) -> int:
     blocks = -(-p.heads * p.n_q // spec.lanes) if spec.packed_vectors else p.heads * -(-p.n_q // spec.lanes)
     records, lists = p.batch * blocks, 1
     if p.rules.hiding:
-        records = min(blocks, CHUNK_BLOCKS * p.heads)
-        lists = min(-(-p.n_q // spec.lanes), CHUNK_BLOCKS) * (p.heads if "h" in reads(*p.rules.hiding) else 1)
+        reading = reads(*p.rules.hiding)
+        lists = min(-(-p.n_q // spec.lanes), CHUNK_BLOCKS) * (p.heads if "h" in reading else 1)
+        together = max(1, LIST_TILES // (lists * max(1, -(-p.n_k // KEYS))))
+        elements = min(p.batch, together if "b" in reading else p.batch)
+        records, lists = elements * min(blocks, CHUNK_BLOCKS * p.heads), lists * (elements if "b" in reading else 1)
     size = 2 * records * len(spec.block_fields) + 3 * lists * -(-p.n_k // KEYS)
     scratch = scratch_size(spec, min(WIDE_WORK_GROUP, records), p.d, p.d_v) * spec.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * size
