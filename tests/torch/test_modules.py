@@ -11,7 +11,9 @@ import torch
 import regard
 from regard.examplemodel import ExampleModel, repeated_bytes
 from regard.positions import LinearScaling, YaRNScaling, alibi_slopes, rope
+from regard.rules import At, evaluate
 from regard.torch import Alibi, FeedForward, KVCache, MultiHeadAttention, Relative, Rope, Transformer, TransformerBlock
+from regard.torch.padding import real_keys
 
 nn = torch.nn
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}  # float64, and sums of some dozen terms in another order
@@ -200,6 +202,35 @@ def test_a_query_that_sees_nothing_gives_the_bias() -> None:
     x = torch.randn(2, 3, 8)
     out = module(x, key_padding_mask=torch.tensor([[1, 1, 1], [0, 0, 0]]))
     assert torch.equal(out[1], module.w_o.bias.expand(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ([[1, 1, 1], [1, 0, 0]], "padding"),
+        ([[0, 0, 0], [1, 1, 0]], "padding"),
+        ([[1, 1, 0]], "padding"),
+        ([[1, 1, 1], [0, 1, 1]], "mask(padding)"),
+        ([[1, 0, 1], [1, 1, 1]], "mask(padding)"),
+        ([[1, 1, 1], [1, 1, 1]], "None"),
+    ],
+    ids=str,
+)
+def test_padding_on_the_right_is_its_lengths(flags: list[list[int]], rule: str) -> None:
+    real = torch.tensor(flags, dtype=torch.bool)
+    found = real_keys(real)
+    assert repr(found).startswith(rule)
+    if found is not None:
+        at = At(np.arange(len(real))[:, None], np.zeros(1, int), np.zeros(1, int), np.arange(3))
+        assert np.broadcast_to(evaluate([found.node], at)[0], real.shape).tolist() == real.tolist()
+
+
+def test_a_padding_mask_may_change_in_place() -> None:
+    module, x = MultiHeadAttention(8, 2).double(), randn(2, 5, 8)
+    real = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    for length in (3, 1, 5):
+        real[1] = torch.arange(5) < length
+        close(module(x, key_padding_mask=real)[1, :length], module(x[1, :length]))
 
 
 def test_padding_has_no_influence() -> None:

@@ -22,6 +22,7 @@ from regard.torch import modes
 from regard.torch.adapter import heads_first
 from regard.torch.graph.texts import named, text_of
 from regard.torch.graph.traced import GraphRule, in_graph
+from regard.torch.padding import real_keys
 
 NAME = "regard"
 TESTED = (5, 20), (5, 24)
@@ -410,8 +411,8 @@ def mask(
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is not None and not padding.all():
-        keys = _real(rules.table(padding))
+    keys = None if padding is None else real_keys(padding)
+    if keys is not None:
         rule = keys if rule is None else rule & keys
     return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model)
 
@@ -428,13 +429,6 @@ def _traced(function: Callable[..., Any]) -> Mask:
     traced.__name__ = getattr(function, "__name__", type(function).__name__)  # the text of the rule
     with TableLookups():
         return as_mask(traced)
-
-
-def _real(table: Any) -> Mask:
-    def padding(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return table[b, j]
-
-    return rules.mask(padding)
 
 
 outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)

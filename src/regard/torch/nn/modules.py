@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard import rules
 from regard.arguments.signatures import named, named_beside, passing_on
 from regard.core.types import MaskLike, ScoreLike
 from regard.rules import Mask, Score, as_mask, as_score
 from regard.torch.adapter import positions_first
 from regard.torch.graph.traced import in_graph
 from regard.torch.nn.positions import Alibi, Relative, Rope
+from regard.torch.padding import real_keys
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
@@ -643,8 +643,8 @@ class Transformer(nn.Module):
 def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
     """Combine a mask and a padding mask (..., n_k), which must have `shape`.
 
-    The padding mask becomes a table of a rule, O(n), which hides keys from all queries alike. In a
-    graph that is being compiled it stays a tensor, as an input of the graph.
+    The padding mask becomes a rule, O(n), which hides keys from all queries alike (see
+    `real_keys`). In a graph that is being compiled it stays a tensor, as an input of the graph.
     """
     if key_padding_mask is None:
         return mask
@@ -656,12 +656,8 @@ def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[
             f"key_padding_mask must be booleans or 0/1 integers, True = attend, got {key_padding_mask.dtype}"
         )
     real: Any = key_padding_mask != 0
-    if torch.compiler.is_compiling():
-        real = real[..., None, None, :]
-    else:
-        table = rules.table(real.reshape(-1, shape[-1]))
-        real = rules.mask(lambda b, h, i, j: table[b, j])
-    return both(mask, real)
+    graph = torch.compiler.is_compiling()
+    return both(mask, real[..., None, None, :] if graph else real_keys(real.reshape(-1, shape[-1])))
 
 
 def both(a: Any, b: Any) -> Any:
