@@ -370,9 +370,8 @@ def test_many_tiles_of_queries_are_as_each_alone(rule):
         assert kinds[row == n].tolist() == kinds_alone.tolist()
 
 
-@settings(deadline=None, max_examples=EXAMPLES // 2)
-@given(nodes("bool"), nodes("float", score=True), st.integers(0, 2**32 - 1))
-def test_query_tiles_of_a_batch_are_as_each_alone(rule, scores, seed):
+def same_as_each_alone(rule, scores, seed):
+    """Compare query tiles of random batch elements, heads and queries with `key_tiles` of each."""
     random = np.random.default_rng(seed)
     b, h = random.integers(0, 3, (2, 12))
     low = random.integers(-3, 220, 12)
@@ -385,6 +384,28 @@ def test_query_tiles_of_a_batch_are_as_each_alone(rule, scores, seed):
         found, kinds_alone = key_tiles(rule, scores, one, edges)
         assert tile[row == n].tolist() == found.tolist()
         assert kinds[row == n].tolist() == kinds_alone.tolist()
+
+
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+@given(nodes("bool"), nodes("float", score=True), st.integers(0, 2**32 - 1))
+def test_query_tiles_of_a_batch_are_as_each_alone(rule, scores, seed):
+    same_as_each_alone(rule, scores, seed)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        documents(np.sort(np.random.default_rng(2).integers(0, 5, (3, 300)), axis=1)),
+        padding(np.array([200, 0, 77])),
+        blocks(np.random.default_rng(3).random((3, 4, 38, 38)) < 0.3, 8),
+        mask(lambda b, h, i, j: i - j < 40 * b + 20 * h),
+        mask(lambda b, h, i, j: j >= 60 * h),
+    ],
+    ids=str,
+)
+def test_query_tiles_of_rules_that_read_batch_and_head(rule):
+    for seed in range(5):
+        same_as_each_alone(rule.node, None, seed)
 
 
 def test_no_keys():
