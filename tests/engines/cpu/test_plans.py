@@ -155,7 +155,7 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
         (apart, {}, 2, 1, [1] * 12),
         (in_rows, {}, 1, 6, [1] * 2),
         (in_rows, {}, 2, 3, [2] * 2),  # two key splits of some heads for each thread
-        (in_rows, by_head, 1, 1, [1] * 12),
+        (in_rows, by_head, 1, 1, [6] * 2),  # though heads see other keys
     ]:
         p = problem_from(q, key, key, **options)
         results = work.KernelResults(np.zeros_like(q), q[..., 0].copy(), None, None)
