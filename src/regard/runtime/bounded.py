@@ -13,7 +13,7 @@ def insert(cache: dict[Any, Any], key: Any, value: Any, size: int) -> None:
 def make_room(cache: dict[Any, Any], nbytes: int, most: int) -> None:
     """Drop the oldest entries until the rest and `nbytes` more are at most `most` bytes.
 
-    Values have their size in `nbytes`; one with two keys counts twice.
+    Values have their size in `nbytes`.
     """
     sizes = [(key, value.nbytes) for key, value in list(cache.items())]
     total = nbytes + sum(size for _, size in sizes)
