@@ -25,8 +25,8 @@ _HOMES = {
     "regard.ops.retrieval": "Retrieval hopfield",
     "regard.core.problem": "Differential Outputs",
     "regard.rules": (
-        "Mask Score Table alibi blocks causal dilated documents global_tokens mask padding prefix relative score "
-        "softcap strided table temperature where window"
+        "Mask Score Table alibi blocks causal dilated documents global_tokens mask neighborhood padding prefix "
+        "relative score softcap strided table temperature where window"
     ),
     "regard.ops.stepping": "steps",
     "regard.runtime.threads": "set_num_threads",

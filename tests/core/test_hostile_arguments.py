@@ -187,6 +187,11 @@ CASES: dict[str, Case] = {
     "strided": Case(regard.strided, {"step": 1}, {"step": "int"}),
     "dilated": Case(regard.dilated, {"left": 1, "step": 2}, {"left": "int", "step": "int"}),
     "blocks": Case(regard.blocks, {"table": np.eye(2, dtype=bool), "size": 2}, {"table": "", "size": "int"}),
+    "neighborhood": Case(
+        regard.neighborhood,
+        {"shape": 8, "kernel_size": 3},
+        {"shape": "int list", "kernel_size": "int list", "stride": "int list", "dilation": "int list", "causal": "bool"},
+    ),
     "global_tokens": Case(regard.global_tokens, {"n": 1}, {"n": "int"}),
     "mask": Case(
         regard.mask, {"function": lambda b, h, i, j: i == j}, {"function": "mask flags"}, {"function": "mask"}

@@ -150,6 +150,13 @@ CASES: tuple[Case, ...] = (
     Case("documents", lambda rng, c: {"mask": regard.documents(thirds(c)), "causal": True}),
     Case("strided", lambda rng, c: {"mask": regard.strided(4) | regard.global_tokens(2)}),
     Case("dilated", lambda rng, c: {"mask": regard.dilated(3, 4)}),
+    Case("neighborhood", lambda rng, c: {"mask": regard.neighborhood((5, 7), 3)}, n_q=35, n_k=35),
+    Case(
+        "neighborhood in three dimensions",
+        lambda rng, c: {"mask": regard.neighborhood((4, 5, 6), (3, 2, 3), (2, 1, 1), (1, 2, 1), (False, True, False))},
+        n_q=120,
+        n_k=120,
+    ),
     Case("blocks", lambda rng, c: {"mask": regard.blocks(rng.random((c.h, 3, 3)) < 0.5, 8)}),
     Case(
         "composed masks",

@@ -2,7 +2,7 @@
 
 | Module | Contents |
 |---|---|
-| `masks`, `scores`, `buckets` | the rules that users call: `causal`, `window`, `alibi`, ...; T5's buckets |
+| `masks`, `grids`, `scores`, `buckets` | the rules that users call: `causal`, `alibi`, ...; T5's buckets |
 | `tracing` | the arguments of a rule while it is traced: indices, score, tables |
 | `tensors` | PyTorch's functions in rules, by name |
 | `expression` | expressions as graphs of nodes; values: `evaluate` |
@@ -19,6 +19,7 @@ from regard.arguments.values import type_name
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, visible_tiles
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
+from regard.rules.grids import neighborhood
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
     Mask,
@@ -74,6 +75,7 @@ __all__ = [
     "intervals",
     "key_tiles",
     "mask",
+    "neighborhood",
     "once",
     "order",
     "padding",
