@@ -278,5 +278,6 @@ def choice(name: str, x: object, options: Sequence[str | None]) -> Any:
     """
     if not (x is None or isinstance(x, str)) or x not in options:
         *others, last = map(repr, options)
-        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown(x)}")
+        listed = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{name} must be {listed}, got {shown(x)}")
     return x

@@ -20,14 +20,16 @@
 | `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
 | `graph/` | calls in graphs that PyTorch traces |
 | `nn/` | modules |
-| `dropins/` | attention functions of PyTorch and transformers, replaced |
+| `dropins/` | functions of PyTorch, transformers and other packages, replaced; `natten` names NATTEN's |
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
 
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
+from regard.torch import natten as natten
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt
+from regard.torch.dropins.stand_in import stand_in
 from regard.torch.dropins.transformers import register_transformers
 from regard.torch.dropins.triangle import triangle_attention
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
@@ -50,6 +52,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "sdpa",
     "triangle_attention",
+    "stand_in",
     "varlen_attention",
 ]
 

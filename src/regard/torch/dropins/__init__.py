@@ -1,8 +1,11 @@
-"""Attention functions of PyTorch and transformers, replaced by regard's.
+"""Attention functions of PyTorch, transformers and other packages, replaced by regard's.
 
 | Module | Contents |
 |---|---|
 | `functional` | `F.scaled_dot_product_attention` with PyTorch's conventions, and `sdpa()` |
 | `nested` | the same on nested tensors |
 | `transformers` | transformers' attention interface, with masks as rules |
+| `stand_in` | `stand_in()`: the table of packages that regard stands in for |
+| `packages` | an installed package's functions replaced, modules of a missing one provided |
+| `natten` | NATTEN's functions on grids |
 """
