@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
     "neighborhood": Case(
         regard.neighborhood,
         {"shape": 8, "kernel_size": 3},
-        {"shape": "int list", "kernel_size": "int list", "stride": "int list", "dilation": "int list", "causal": "bool"},
+        dict.fromkeys(("shape", "kernel_size", "stride", "dilation"), "int list") | {"causal": "bool"},
     ),
     "global_tokens": Case(regard.global_tokens, {"n": 1}, {"n": "int"}),
     "mask": Case(

@@ -1,6 +1,5 @@
 """Neighborhoods on grids: windows by enumeration, bounds, and messages."""
 
-import itertools
 import math
 from typing import Any
 
@@ -10,44 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from grids import dense, grids
 from regard.rules import At, Ranges, evaluate, key_tiles, neighborhood
-
-
-def window(x: int, size: int, kernel: int, stride: int, dilation: int, causal: bool) -> set[int]:
-    """The keys of the query at `x`, by the definition: windows are slid over the list of a group's places."""
-    group = [y for y in range(size) if y % dilation == x % dilation]
-    sharing = [group[at : at + stride] for at in range(0, len(group), stride)]
-    (queries,) = [part for part in sharing if x in part]
-    if causal:
-        last = group.index(queries[-1])
-        return {y for y in group[max(last - kernel + 1, 0) : last + 1] if y <= x}
-    leader = min(group.index(queries[0]) + stride // 2, len(group) - 1)
-    start = min(max(leader - kernel // 2, 0), len(group) - kernel)
-    return set(group[start : start + kernel])
-
-
-def dense(shape: Any, *arguments: Any) -> np.ndarray:
-    """The mask (n, n) of a grid; each argument is one value for each axis."""
-    axes = [[window(x, *axis) for x in range(axis[0])] for axis in zip(shape, *arguments, strict=True)]
-    places = list(itertools.product(*map(range, shape)))
-    visible = [[all(b in axis[a] for axis, a, b in zip(axes, i, j, strict=True)) for j in places] for i in places]
-    return np.array(visible, bool)
 
 
 def values(mask: regard.Mask, n: int) -> np.ndarray:
     zero = np.zeros(1, np.int64)
     return np.broadcast_to(evaluate([mask.node], At(zero, zero, np.arange(n)[:, None], np.arange(n)))[0], (n, n))
-
-
-@st.composite
-def grids(draw: Any, most: int = 150) -> tuple[Any, ...]:
-    shape: list[int] = []
-    for _ in range(draw(st.integers(1, 3))):
-        shape.append(draw(st.integers(1, max(1, min(30, most // math.prod(shape))))))
-    dilation = [draw(st.integers(1, size)) for size in shape]
-    kernel = [draw(st.integers(1, size // d)) for size, d in zip(shape, dilation, strict=True)]
-    stride = [draw(st.integers(1, k)) for k in kernel]
-    return tuple(shape), kernel, stride, dilation, [draw(st.booleans()) for _ in shape]
 
 
 @settings(deadline=None, max_examples=60)

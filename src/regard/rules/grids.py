@@ -91,7 +91,7 @@ def neighborhood(
     n = whole("product of shape of neighborhood", math.prod(axis.size for axis in axes), least=1)
     node = trace(neighborhood_rule(axes, lambda index: row_major(index, [axis.size for axis in axes])), MASK_LEAVES)
     requires = (Requirement("neighborhood", "shape", "i", n), Requirement("neighborhood", "shape", "j", n))
-    return Mask(node, _text(axes), requires)
+    return Mask(node, grid_text(axes), requires)
 
 
 def neighborhood_rule(axes: Sequence[Axis], places: Places) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ def _each(name: str, x: Any, rank: int) -> Sequence[Any]:
     return values
 
 
-def _text(axes: Sequence[Axis]) -> str:
+def grid_text(axes: Sequence[Axis]) -> str:
     sizes, kernels, strides, dilations, causals = zip(*axes, strict=True)
     options = (("stride", strides, 1), ("dilation", dilations, 1), ("causal", causals, False))
     given = [f"{name}={_short(values)}" for name, values, default in options if set(values) != {default}]

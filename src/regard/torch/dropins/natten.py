@@ -17,18 +17,19 @@ import torch
 from regard.arguments.values import type_name
 from regard.ops.attention import attention
 from regard.rules import Mask
-from regard.rules.grids import Axis, grid_axes, neighborhood_rule, row_major
-from regard.rules.masks import mask
+from regard.rules.expression import MASK_LEAVES
+from regard.rules.grids import Axis, grid_axes, grid_text, neighborhood_rule, row_major
+from regard.rules.tracing import trace
 from regard.torch.dropins.packages import Attribute, Package
 from regard.torch.graph.modes import constant
-from regard.torch.graph.traced import GraphRule, name_of_rule
+from regard.torch.graph.traced import GraphRule, fixed, name_of_rule
 
 VERSION = "0.21.7"
 BACKENDS = ("cutlass-fna", "hopper-fna", "blackwell-fna", "flex-fna")
 SCHEDULES = (None, "non", "coop", "pp")
 BITS = 2  # of a place within a block
 BLOCK = 1 << BITS
-LEAST = 32  # size from which both axes are walked in blocks
+LEAST = 48  # of both sizes of a grid that is walked in blocks: below, it costs what copies do
 
 PerAxis = int | Sequence[int]
 
@@ -155,15 +156,18 @@ class Grid(NamedTuple):
 def _grid(shape: Any, kernel_size: Any, stride: Any, dilation: Any, is_causal: Any) -> Grid:
     """Check the windows as NATTEN does, with ValueError alone."""
     names = ("shape", "kernel_size", "stride", "dilation", "is_causal")
-    windows = 1 if stride is None else stride, 1 if dilation is None else dilation
+    given = (stride, 1), (dilation, 1), (is_causal, False)
+    values = shape, kernel_size, *(default if x is None else x for x, default in given)
+    if torch.compiler.is_compiling():
+        values = fixed(values)
     try:
-        axes = tuple(grid_axes(shape, kernel_size, *windows, False if is_causal is None else is_causal, names=names))
+        axes = tuple(grid_axes(*values, names=names))
     except TypeError as error:
         raise ValueError(str(error)) from None
     for axis in axes:
         if axis.kernel < 2:
             raise ValueError(f"kernel_size must be at least 2, got {axis.kernel}")
-    return Grid(axes, blocked=len(axes) == 2 and min(shape) >= LEAST and axes[0].dilation == axes[1].dilation == 1)
+    return Grid(axes, len(axes) == 2 and all(axis.size >= LEAST and axis.dilation == 1 for axis in axes))
 
 
 def _rule(grid: Grid, additional: bool) -> Any:
@@ -186,7 +190,8 @@ def _mask_of(grid: Grid, additional: bool) -> Mask:
     """
     rule = neighborhood_rule(grid.axes, grid.places)
     n = math.prod(grid.blocks) * BLOCK**2 if grid.blocked else math.prod(grid.sizes)
-    return mask((lambda b, h, i, j: rule(b, h, i, j) | (j >= n)) if additional else rule)
+    whole = (lambda b, h, i, j: rule(b, h, i, j) | (j >= n)) if additional else rule
+    return Mask(trace(whole, MASK_LEAVES), grid_text(grid.axes))
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
