@@ -10,8 +10,8 @@ import torch
 
 import regard.torch
 from grids import dense
-from regard.torch.dropins import natten
-from regard.torch.natten import na1d, na2d, na3d
+from regard.torch.dropins import natten_grid
+from regard.torch.natten import NeighborhoodAttention1D, NeighborhoodAttention2D, na1d, na2d, na3d
 
 Tensor = torch.Tensor
 INSTALLED = importlib.util.find_spec("natten") is not None
@@ -50,7 +50,7 @@ NAMES = {1: na1d, 2: na2d, 3: na3d}
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Walk the grid of `BLOCKED`, and no smaller one, in blocks."""
-    monkeypatch.setattr(natten, "LEAST", 10)
+    monkeypatch.setattr(natten_grid, "LEAST", 10)
 
 
 def operands(grid: Windows, h: int = 4, h_kv: int = 2, d: int = 5, d_v: int = 3) -> list[Tensor]:
@@ -144,11 +144,11 @@ def test_defaults_of_scale_and_of_arguments() -> None:
 
 
 def test_blocks_change_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert natten._grid(BLOCKED.shape, **BLOCKED.options()).blocked
+    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).blocked
     x = operands(BLOCKED)
     out = called(BLOCKED, *x)
-    monkeypatch.setattr(natten, "LEAST", 14)
-    assert not natten._grid(BLOCKED.shape, **BLOCKED.options()).blocked
+    monkeypatch.setattr(natten_grid, "LEAST", 14)
+    assert not natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).blocked
     torch.testing.assert_close(out, called(BLOCKED, *x))
 
 
@@ -248,12 +248,32 @@ def test_without_natten_its_names_are_provided() -> None:
     with regard.torch.stand_in("natten"):
         natten, functional = importlib.import_module("natten"), importlib.import_module("natten.functional")
     assert natten.na2d is functional.na2d is na2d
+    assert natten.NeighborhoodAttention2D is NeighborhoodAttention2D
+
+
+def test_modules() -> None:
+    module = NeighborhoodAttention2D(6, 2, (3, 4), dilation=(2, 1), is_causal=(False, True), qkv_bias=False).double()
+    x = torch.randn(2, 7, 5, 6, dtype=torch.float64)
+    query, key, value = module.qkv(x).reshape(2, 7, 5, 3, 2, 3).movedim(-3, 0)
+    expected, _ = reference(Windows((7, 5), (3, 4), 1, (2, 1), (False, True)), query, key, value)
+    torch.testing.assert_close(module(x), module.proj(expected.flatten(-2)))
+    assert "kernel_size=(3, 4), stride=1, dilation=(2, 1)" in repr(module)
+    assert set(module.state_dict()) == {"qkv.weight", "proj.weight", "proj.bias"}
+
+
+def test_modules_refuse_other_shapes() -> None:
+    with pytest.raises(ValueError, match="embed_dim must be a multiple of num_heads, got 7 and 2"):
+        NeighborhoodAttention2D(7, 2, 3)
+    with pytest.raises(ValueError, match=r"x of NeighborhoodAttention1D must be \(b, \*shape, 6\) with 1 sizes, got"):
+        NeighborhoodAttention1D(6, 2, 3)(torch.zeros(2, 7, 5, 6))
 
 
 @pytest.mark.skipif(not INSTALLED, reason="NATTEN is not installed")
 @pytest.mark.filterwarnings("ignore")
 def test_modules_of_natten() -> None:
-    module = importlib.import_module("natten").NeighborhoodAttention2D(32, 2, 3, dilation=2)
+    theirs, ours = importlib.import_module("natten").NeighborhoodAttention2D, NeighborhoodAttention2D
+    module, own = (x(32, 2, 3, dilation=2) for x in (theirs, ours))
+    own.load_state_dict(module.state_dict())
     x = torch.randn(1, 8, 9, 32)
     with torch.no_grad():
         expected = module(x)
@@ -262,3 +282,4 @@ def test_modules_of_natten() -> None:
         out.sum().backward()
     assert not torch.equal(out, expected)
     torch.testing.assert_close(out, expected, rtol=0, atol=4e-6)
+    torch.testing.assert_close(own(x), expected, rtol=0, atol=4e-6)

@@ -1,5 +1,22 @@
-"""NATTEN's `na1d`, `na2d` and `na3d`, computed by regard: `from regard.torch.natten import na2d`."""
+"""NATTEN's functions and modules, computed by regard: `from regard.torch.natten import na2d`."""
 
-from regard.torch.dropins.natten import na1d, na2d, na3d, neighborhood_attention_generic
+from regard.arguments.signatures import listed
+from regard.torch.dropins.natten import (
+    NeighborhoodAttention1D,
+    NeighborhoodAttention2D,
+    NeighborhoodAttention3D,
+    na1d,
+    na2d,
+    na3d,
+)
 
-__all__ = ["na1d", "na2d", "na3d", "neighborhood_attention_generic"]
+__all__ = [
+    "NeighborhoodAttention1D",
+    "NeighborhoodAttention2D",
+    "NeighborhoodAttention3D",
+    "na1d",
+    "na2d",
+    "na3d",
+]
+
+listed(*(globals()[name] for name in __all__))

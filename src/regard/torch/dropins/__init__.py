@@ -7,5 +7,5 @@
 | `transformers` | transformers' attention interface, with masks as rules |
 | `stand_in` | `stand_in()`: the table of packages that regard stands in for |
 | `packages` | an installed package's functions replaced, modules of a missing one provided |
-| `natten` | NATTEN's functions on grids |
+| `natten`, `natten_grid` | NATTEN's functions and modules; the order of rows on a grid |
 """

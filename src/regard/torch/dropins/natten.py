@@ -1,36 +1,21 @@
-"""NATTEN's functions: neighborhood attention on grids of one to three dimensions.
-
-The mask is `regard.neighborhood`. Large grids of two dimensions are walked in blocks of 4 × 4 positions, whose 16 keys
-are what the cpu engine tests and skips together. In row-major order it visits 1.4 to 2.7 × the keys.
-"""
+"""NATTEN's functions and modules: neighborhood attention on grids of one to three dimensions."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import functools
 import importlib
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
 from regard.arguments.values import type_name
 from regard.ops.attention import attention
-from regard.rules import Mask
-from regard.rules.expression import MASK_LEAVES
-from regard.rules.grids import Axis, grid_axes, grid_text, neighborhood_rule, row_major
-from regard.rules.tracing import trace
+from regard.torch.dropins.natten_grid import grid_of, mask_of
 from regard.torch.dropins.packages import Attribute, Package
-from regard.torch.graph.modes import constant
-from regard.torch.graph.traced import GraphRule, fixed, name_of_rule
 
 VERSION = "0.21.7"
 BACKENDS = ("cutlass-fna", "hopper-fna", "blackwell-fna", "flex-fna")
 SCHEDULES = (None, "non", "coop", "pp")
-BITS = 2  # of a place within a block
-BLOCK = 1 << BITS
-LEAST = 48  # of both sizes of a grid that is walked in blocks: below, it costs what copies do
-
 PerAxis = int | Sequence[int]
 
 
@@ -93,9 +78,9 @@ def neighborhood_attention_generic(
         raise NotImplementedError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if kernel_schedule not in SCHEDULES and type_name(kernel_schedule) != "KernelSchedule":
         raise ValueError(f"kernel_schedule must be None, 'non', 'coop' or 'pp', got {kernel_schedule!r}")
-    grid = _grid(tuple(query.shape[1:-2]), kernel_size, stride, dilation, is_causal)
+    grid = grid_of(tuple(query.shape[1:-2]), kernel_size, stride, dilation, is_causal)
     q, k, v = (grid.flat(x) for x in (query, key, value))
-    rule = _rule(grid, additional_keys is not None)
+    rule = mask_of(grid, additional_keys is not None)
     if additional_keys is not None:
         k, v = torch.cat([k, additional_keys], 1), torch.cat([v, additional_values], 1)
     options = {"mask": rule, "offset": 0, "scale": scale or None, "layout": "bnhd"}
@@ -106,92 +91,6 @@ def neighborhood_attention_generic(
 
 
 na1d = na2d = na3d = neighborhood_attention_generic
-
-
-class Grid(NamedTuple):
-    """The axes of a grid, and the order in which its positions become rows of attention.
-
-    blocked: blocks of `BLOCK` × `BLOCK`, after padding to whole ones, else row-major. No window has padding.
-    """
-
-    axes: tuple[Axis, ...]
-    blocked: bool
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple([axis.size for axis in self.axes])
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """The numbers of blocks along two axes."""
-        height, width = self.sizes
-        return -(-height // BLOCK), -(-width // BLOCK)
-
-    def flat(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (b, *shape, h, d) as rows (b, n, h, d)."""
-        if not self.blocked:
-            return x.flatten(1, -3)
-        (height, width), (rows, columns) = self.sizes, self.blocks
-        if (height, width) != (rows * BLOCK, columns * BLOCK):
-            x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, columns * BLOCK - width, 0, rows * BLOCK - height))
-        return x.unflatten(2, (columns, BLOCK)).unflatten(1, (rows, BLOCK)).transpose(2, 3).flatten(1, 4)
-
-    def unflat(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows (b, n, h, d) as (b, *shape, h, d)."""
-        if not self.blocked:
-            return x.unflatten(1, self.sizes)
-        (height, width), (rows, columns) = self.sizes, self.blocks
-        x = x.unflatten(1, (rows, columns, BLOCK, BLOCK)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        return x[:, :height, :width].contiguous()
-
-    def places(self, index: Any) -> Sequence[Any]:
-        """Return the place on each axis of a row; one after the last is beyond the first axis."""
-        if not self.blocked:
-            return row_major(index, self.sizes)
-        block, columns, within = index >> 2 * BITS, self.blocks[1], BLOCK - 1
-        y, x = index >> BITS & within, index & within
-        return block // columns * BLOCK + y, block % columns * BLOCK + x
-
-
-def _grid(shape: Any, kernel_size: Any, stride: Any, dilation: Any, is_causal: Any) -> Grid:
-    """Check the windows as NATTEN does, with ValueError alone."""
-    names = ("shape", "kernel_size", "stride", "dilation", "is_causal")
-    given = (stride, 1), (dilation, 1), (is_causal, False)
-    values = shape, kernel_size, *(default if x is None else x for x, default in given)
-    if torch.compiler.is_compiling():
-        values = fixed(values)
-    try:
-        axes = tuple(grid_axes(*values, names=names))
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    for axis in axes:
-        if axis.kernel < 2:
-            raise ValueError(f"kernel_size must be at least 2, got {axis.kernel}")
-    return Grid(axes, len(axes) == 2 and all(axis.size >= LEAST and axis.dilation == 1 for axis in axes))
-
-
-def _rule(grid: Grid, additional: bool) -> Any:
-    """Return the mask of a call; in a graph its text."""
-    if torch.compiler.is_compiling():
-        return GraphRule(_name_of_grid(tuple([tuple(axis) for axis in grid.axes]), grid.blocked, additional), ())
-    return _mask_of(grid, additional)
-
-
-@constant
-def _name_of_grid(axes: tuple[tuple[Any, ...], ...], blocked: bool, additional: bool) -> str:
-    return name_of_rule(_mask_of(Grid(tuple(Axis(*axis) for axis in axes), blocked), additional))
-
-
-@functools.lru_cache(maxsize=256)
-def _mask_of(grid: Grid, additional: bool) -> Mask:
-    """Return the mask of a grid; cached, so that equal calls find the cached plans of engines.
-
-    additional: keys after the rows of the grid are visible to all.
-    """
-    rule = neighborhood_rule(grid.axes, grid.places)
-    n = math.prod(grid.blocks) * BLOCK**2 if grid.blocked else math.prod(grid.sizes)
-    whole = (lambda b, h, i, j: rule(b, h, i, j) | (j >= n)) if additional else rule
-    return Mask(trace(whole, MASK_LEAVES), grid_text(grid.axes))
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
@@ -247,12 +146,89 @@ def _check_kind(**tensors: Any) -> None:
             )
 
 
+class NeighborhoodAttention(torch.nn.Module):
+    """Neighborhood attention over (b, *shape, embed_dim), with NATTEN's parameters and arguments.
+
+    Args:
+        embed_dim: features, a multiple of num_heads.
+        num_heads: attention heads.
+        kernel_size, stride, dilation, is_causal: as of `na1d`, `na2d` and `na3d`.
+        qkv_bias: give the projection to query, key and value a bias.
+        qk_scale: factor of the products, by default and for 0: 1/√d.
+        proj_drop: dropout of the output.
+
+    Raises ValueError where NATTEN does.
+
+    >>> import torch
+    >>> from regard.torch.natten import NeighborhoodAttention2D
+    >>> NeighborhoodAttention2D(64, num_heads=4, kernel_size=7)(torch.randn(1, 14, 14, 64)).shape
+    torch.Size([1, 14, 14, 64])
+    """
+
+    na_dim: ClassVar[int]
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kernel_size: PerAxis,
+        stride: PerAxis = 1,
+        dilation: PerAxis = 1,
+        is_causal: bool | Sequence[bool] = False,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kernel_size, self.stride, self.dilation, self.is_causal = kernel_size, stride, dilation, is_causal
+        self.scale = qk_scale or self.head_dim**-0.5
+        self.qkv = torch.nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.proj = torch.nn.Linear(embed_dim, embed_dim)
+        self.proj_drop = torch.nn.Dropout(proj_drop)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend from and to x (b, *shape, embed_dim); returns its shape."""
+        if x.ndim != self.na_dim + 2 or x.shape[-1] != self.embed_dim:
+            raise ValueError(
+                f"x of NeighborhoodAttention{self.na_dim}D must be (b, *shape, {self.embed_dim}) "
+                f"with {self.na_dim} sizes, got shape {tuple(x.shape)}"
+            )
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        windows = self.kernel_size, self.stride, self.dilation, self.is_causal
+        out = neighborhood_attention_generic(query, key, value, *windows, self.scale)
+        projected: torch.Tensor = self.proj_drop(self.proj(out.flatten(-2)))
+        return projected
+
+    def extra_repr(self) -> str:
+        names = ("head_dim", "num_heads", "kernel_size", "stride", "dilation", "is_causal")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class NeighborhoodAttention1D(NeighborhoodAttention):
+    __doc__ = NeighborhoodAttention.__doc__
+    na_dim = 1
+
+
+class NeighborhoodAttention2D(NeighborhoodAttention):
+    __doc__ = NeighborhoodAttention.__doc__
+    na_dim = 2
+
+
+class NeighborhoodAttention3D(NeighborhoodAttention):
+    __doc__ = NeighborhoodAttention.__doc__
+    na_dim = 3
+
+
 FUNCTIONS = {
     "na1d": na1d,
     "na2d": na2d,
     "na3d": na3d,
     "neighborhood_attention_generic": neighborhood_attention_generic,
 }
+MODULES = {x.__name__: x for x in (NeighborhoodAttention1D, NeighborhoodAttention2D, NeighborhoodAttention3D)}
 
 
 def _replaced() -> Iterable[Attribute]:
@@ -266,6 +242,6 @@ PACKAGE = Package(
     name="natten",
     distribution="natten",
     version=VERSION,
-    modules={"natten": FUNCTIONS, "natten.functional": FUNCTIONS},
+    modules={"natten": FUNCTIONS | MODULES, "natten.functional": FUNCTIONS, "natten.modules": MODULES},
     replaced=_replaced,
 )
