@@ -75,6 +75,7 @@ CALLS: dict[str, Call] = {
     "window": lambda q, k, v, n: regard.attention(q, k, v, mask=regard.window(100, 30)),
     "documents": lambda q, k, v, n: regard.attention(q, k, v, mask=documents(n), causal=True),
     "strided": lambda q, k, v, n: regard.attention(q, k, v, mask=regard.strided(64) | regard.global_tokens(3)),
+    "neighborhood": lambda q, k, v, n: regard.attention(q, k, v, mask=regard.neighborhood((n // 20, 20), 5)),
     "keys masked by an array": lambda q, k, v, n: regard.attention(q, k, v, mask=np.arange(n) % 3 > 0, causal=True),
     "bias for each key": lambda q, k, v, n: regard.attention(q, k, v, bias=np.ones(n, np.float32), causal=True),
     "relative": lambda q, k, v, n: regard.attention(q, k, v, score=regard.relative(np.ones((1, 65))), causal=True),
