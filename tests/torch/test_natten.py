@@ -144,11 +144,11 @@ def test_defaults_of_scale_and_of_arguments() -> None:
 
 
 def test_blocks_change_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).blocked
+    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).order == "blocks"
     x = operands(BLOCKED)
     out = called(BLOCKED, *x)
     monkeypatch.setattr(natten_grid, "LEAST", 14)
-    assert not natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).blocked
+    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).order == "rows"
     torch.testing.assert_close(out, called(BLOCKED, *x))
 
 

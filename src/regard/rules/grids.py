@@ -26,7 +26,14 @@ from regard.rules.masks import Mask, Requirement, whole
 from regard.rules.tracing import trace
 
 NAMES = tuple(f"{name} of neighborhood" for name in ("shape", "kernel_size", "stride", "dilation", "causal"))
-Places = Callable[[Any], Sequence[Any]]  # the place on each axis of a grid that an index has
+Places = Callable[[Any], "Sequence[Place]"]  # the place on each axis of a grid that an index has
+
+
+class Place(NamedTuple):
+    """A place x on an axis: its group, x mod dilation, and its position there, x // dilation."""
+
+    group: Any
+    position: Any
 
 
 class Axis(NamedTuple):
@@ -38,17 +45,18 @@ class Axis(NamedTuple):
     dilation: int = 1
     causal: bool = False
 
-    def visible(self, query: Any, key: Any) -> Any:
+    def place(self, x: Any) -> Place:
+        return Place(0, x) if self.dilation == 1 else Place(x % self.dilation, x // self.dilation)
+
+    def visible(self, query: Place, key: Place) -> Any:
         """Return the rule of a pair of places on this axis."""
         if self.dilation == 1:
-            return self._in_window(query, key, self.size)
-        group = query % self.dilation
-        length = (self.size - 1 - group) // self.dilation + 1
-        same_group = group == key % self.dilation
-        return self._in_window(query // self.dilation, key // self.dilation, length) & same_group
+            return self._in_window(query.position, key.position, self.size)
+        length = (self.size - 1 - query.group) // self.dilation + 1
+        return (query.group == key.group) & self._in_window(query.position, key.position, length)
 
     def _in_window(self, query: Any, key: Any, length: Any) -> Any:
-        """Return the rule within a group of `length` places."""
+        """Return the rule of positions in a group of `length`."""
         first = query if self.stride == 1 else query // self.stride * self.stride
         if self.causal:
             return (key <= query) & (key >= np.minimum(first + self.stride, length) - self.kernel)
@@ -89,7 +97,7 @@ def neighborhood(
     """
     axes = grid_axes(shape, kernel_size, stride, dilation, causal)
     n = whole("product of shape of neighborhood", math.prod(axis.size for axis in axes), least=1)
-    node = trace(neighborhood_rule(axes, lambda index: row_major(index, [axis.size for axis in axes])), MASK_LEAVES)
+    node = trace(neighborhood_rule(axes, lambda index: row_major_places(index, axes)), MASK_LEAVES)
     requires = (Requirement("neighborhood", "shape", "i", n), Requirement("neighborhood", "shape", "j", n))
     return Mask(node, grid_text(axes), requires)
 
@@ -106,16 +114,21 @@ def neighborhood_rule(axes: Sequence[Axis], places: Places) -> Callable[..., Any
     return rule
 
 
-def row_major(index: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return the place on each axis of a row-major index.
+def row_major_places(index: Any, axes: Sequence[Axis]) -> list[Place]:
+    digits = row_major(index, [axis.size for axis in axes])
+    return [axis.place(x) for axis, x in zip(axes, digits, strict=True)]
 
-    Nothing is divided by the first size: an index beyond the grid is beyond it on the first axis.
+
+def row_major(index: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the index on each axis of an array, of a row-major one.
+
+    Nothing is divided by the first size: an index beyond the array is beyond it on the first axis.
     """
-    places = []
+    digits = []
     for size in reversed(sizes[1:]):
-        places.append(index % size)
+        digits.append(index % size)
         index = index // size
-    return [index, *reversed(places)]
+    return [index, *reversed(digits)]
 
 
 def grid_axes(
