@@ -48,9 +48,10 @@ NAMES = {1: na1d, 2: na2d, 3: na3d}
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Walk the grid of `BLOCKED`, and no smaller one, in blocks."""
+def small_grids_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walk the grid of `BLOCKED` in blocks, and dilated ones in groups."""
     monkeypatch.setattr(natten_grid, "LEAST", 10)
+    monkeypatch.setattr(natten_grid, "SPREAD", 1)
 
 
 def operands(grid: Windows, h: int = 4, h_kv: int = 2, d: int = 5, d_v: int = 3) -> list[Tensor]:
@@ -143,13 +144,33 @@ def test_defaults_of_scale_and_of_arguments() -> None:
     assert torch.equal(na2d(*x, (3, 3), attention_kwargs={"backend": "flex-fmha"}, **ignored), expected)
 
 
-def test_blocks_change_the_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).order == "blocks"
-    x = operands(BLOCKED)
-    out = called(BLOCKED, *x)
-    monkeypatch.setattr(natten_grid, "LEAST", 14)
-    assert natten_grid.grid_of(BLOCKED.shape, **BLOCKED.options()).order == "rows"
-    torch.testing.assert_close(out, called(BLOCKED, *x))
+@pytest.mark.parametrize(
+    ("name", "order"), [("blocks", "blocks"), ("2-D, all options", "groups"), ("3-D, all options", "groups")]
+)
+def test_the_order_of_rows_changes_nothing_else(name: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = GRIDS.get(name, BLOCKED)
+    assert natten_grid.grid_of(grid.shape, **grid.options()).order == order
+    x = operands(grid) + additional()
+    out = called(grid, *x)
+    monkeypatch.undo()
+    assert natten_grid.grid_of(grid.shape, **grid.options()).order == "rows"
+    torch.testing.assert_close(out, called(grid, *x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        (((48, 48), 3, 1, 1, False), "blocks"),
+        (((47, 99), 3, 1, 1, False), "rows"),
+        (((64, 64, 64), 3, 1, 1, False), "rows"),
+        (((56, 56), 7, 1, 2, False), "groups"),
+        (((56, 56), 3, 1, (1, 8), False), "rows"),
+        (((4096,), 31, 1, 16, False), "groups"),
+    ],
+)
+def test_the_order_of_grids(arguments: Any, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert natten_grid.grid_of(*arguments).order == order
 
 
 def test_one_graph_for_grids_of_two_sizes() -> None:

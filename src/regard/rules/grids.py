@@ -26,10 +26,10 @@ from regard.rules.masks import Mask, Requirement, whole
 from regard.rules.tracing import trace
 
 NAMES = tuple(f"{name} of neighborhood" for name in ("shape", "kernel_size", "stride", "dilation", "causal"))
-Places = Callable[[Any], "Sequence[Place]"]  # the place on each axis of a grid that an index has
+Places = Callable[[Any], "Sequence[PlaceInGroup]"]  # the place on each axis of a grid that an index has
 
 
-class Place(NamedTuple):
+class PlaceInGroup(NamedTuple):
     """A place x on an axis: its group, x mod dilation, and its position there, x // dilation."""
 
     group: Any
@@ -45,10 +45,10 @@ class Axis(NamedTuple):
     dilation: int = 1
     causal: bool = False
 
-    def place(self, x: Any) -> Place:
-        return Place(0, x) if self.dilation == 1 else Place(x % self.dilation, x // self.dilation)
+    def place(self, x: Any) -> PlaceInGroup:
+        return PlaceInGroup(0, x) if self.dilation == 1 else PlaceInGroup(x % self.dilation, x // self.dilation)
 
-    def visible(self, query: Place, key: Place) -> Any:
+    def visible(self, query: PlaceInGroup, key: PlaceInGroup) -> Any:
         """Return the rule of a pair of places on this axis."""
         if self.dilation == 1:
             return self._in_window(query.position, key.position, self.size)
@@ -114,7 +114,7 @@ def neighborhood_rule(axes: Sequence[Axis], places: Places) -> Callable[..., Any
     return rule
 
 
-def row_major_places(index: Any, axes: Sequence[Axis]) -> list[Place]:
+def row_major_places(index: Any, axes: Sequence[Axis]) -> list[PlaceInGroup]:
     digits = row_major(index, [axis.size for axis in axes])
     return [axis.place(x) for axis, x in zip(axes, digits, strict=True)]
 

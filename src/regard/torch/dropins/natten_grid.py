@@ -5,8 +5,8 @@ The mask is that of `regard.neighborhood`. An order in which a window's keys lie
 | Order | Grids | Rows of attention |
 |---|---|---|
 | "rows" | others | row-major |
-| "blocks" | two large sizes | blocks of 4 × 4 places; the cpu engine tests and skips 16 keys together |
-| "groups" | dilated windows | one group of dilation after the other |
+| "blocks" | two large sizes, no dilation | blocks of 4 × 4 places; the cpu engine tests and skips 16 keys together |
+| "groups" | large dilated windows | one group of dilation after the other |
 
 Sizes are padded to whole blocks or groups of one length. No window has padding.
 """
@@ -20,14 +20,16 @@ import torch
 
 from regard.rules import Mask
 from regard.rules.expression import MASK_LEAVES
-from regard.rules.grids import Axis, Place, grid_axes, grid_text, neighborhood_rule, row_major, row_major_places
+from regard.rules.grids import Axis, PlaceInGroup, grid_axes, grid_text, neighborhood_rule, row_major, row_major_places
 from regard.rules.tracing import trace
 from regard.torch.graph.modes import constant
 from regard.torch.graph.traced import GraphRule, fixed, name_of_rule
 
 BITS = 2  # of a place within a block
 BLOCK = 1 << BITS
-LEAST = 48  # of both sizes of a grid that is walked in blocks: in smaller ones the copies cost what it saves
+# Below these, copies into another order and back cost what it saves.
+LEAST = 48  # of both sizes of a grid that is walked in blocks
+SPREAD = 192  # places in the box around a dilated window, kernel · dilation on each axis, of a grid walked in groups
 
 
 class Grid(NamedTuple):
@@ -85,17 +87,17 @@ class Grid(NamedTuple):
             x = x.narrow(1 + n, 0, axis.size)
         return x.contiguous()
 
-    def places(self, index: Any) -> Sequence[Place]:
+    def places(self, index: Any) -> Sequence[PlaceInGroup]:
         """Return the place on each axis of a row; one after the last is in no window."""
         if self.order == "rows":
             return row_major_places(index, self.axes)
         rank = len(self.axes)
         if self.order == "groups":
             digits = row_major(index, [*self.inner, *self.outer])
-            return [Place(*pair) for pair in zip(digits[:rank], digits[rank:], strict=True)]
+            return [PlaceInGroup(*pair) for pair in zip(digits[:rank], digits[rank:], strict=True)]
         blocks = row_major(index >> rank * BITS, self.outer)
         rests = [index >> n * BITS & BLOCK - 1 for n in reversed(range(rank))]
-        return [Place(0, block * BLOCK + rest) for block, rest in zip(blocks, rests, strict=True)]
+        return [PlaceInGroup(0, block * BLOCK + rest) for block, rest in zip(blocks, rests, strict=True)]
 
 
 def grid_of(shape: Any, kernel_size: Any, stride: Any, dilation: Any, is_causal: Any) -> Grid:
@@ -112,9 +114,13 @@ def grid_of(shape: Any, kernel_size: Any, stride: Any, dilation: Any, is_causal:
     for axis in axes:
         if axis.kernel < 2:
             raise ValueError(f"kernel_size must be at least 2, got {axis.kernel}")
+    return Grid(axes, _order(axes))
+
+
+def _order(axes: tuple[Axis, ...]) -> Literal["rows", "blocks", "groups"]:
     if any(axis.dilation > 1 for axis in axes):
-        return Grid(axes, "groups")
-    return Grid(axes, "blocks" if len(axes) == 2 and min([axis.size for axis in axes]) >= LEAST else "rows")
+        return "groups" if math.prod([axis.kernel * axis.dilation for axis in axes]) >= SPREAD else "rows"
+    return "blocks" if len(axes) == 2 and min([axis.size for axis in axes]) >= LEAST else "rows"
 
 
 def mask_of(grid: Grid, additional: bool) -> Any:
