@@ -103,8 +103,8 @@ class Grid(NamedTuple):
 def grid_of(shape: Any, kernel_size: Any, stride: Any, dilation: Any, is_causal: Any) -> Grid:
     """Check the windows as NATTEN does, with ValueError alone."""
     names = ("shape", "kernel_size", "stride", "dilation", "is_causal")
-    given = (stride, 1), (dilation, 1), (is_causal, False)
-    values = shape, kernel_size, *(default if x is None else x for x, default in given)
+    stride, dilation = 1 if stride is None else stride, 1 if dilation is None else dilation
+    values = shape, kernel_size, stride, dilation, False if is_causal is None else is_causal
     if torch.compiler.is_compiling():
         values = fixed(values)
     try:
