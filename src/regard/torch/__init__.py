@@ -51,8 +51,8 @@ __all__ = [
     "register_transformers",
     "scaled_dot_product_attention",
     "sdpa",
-    "triangle_attention",
     "stand_in",
+    "triangle_attention",
     "varlen_attention",
 ]
 
