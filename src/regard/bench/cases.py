@@ -176,6 +176,7 @@ CASES: tuple[Case, ...] = (
         "alibi",
         lambda rng, c: {"score": regard.alibi(regard.table(normal(rng, c.h) * 21 / c.n_k)), "causal": True},
     ),
+    Case("alibi of each batch element", lambda rng, c: {"score": regard.alibi(regard.table(normal(rng, 2, c.h) / 9))}),
     Case("relative", lambda rng, c: {"score": regard.relative(regard.table(normal(rng, c.h, 11)))}),
     Case("T5 buckets", lambda rng, c: {"score": regard.relative(regard.table(normal(rng, c.h, 16)), buckets="t5")}),
     Case("temperature", lambda rng, c: {"score": regard.temperature(regard.table(np.exp(normal(rng, c.h))))}),

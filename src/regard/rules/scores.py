@@ -17,7 +17,7 @@ from regard.arguments.frameworks import adapter, constructor, plain
 from regard.arguments.values import array_type, boolean, choice, integer, number
 from regard.rules.buckets import t5_buckets
 from regard.rules.expression import SCORE_LEAVES, make, substitute
-from regard.rules.masks import Requirement, Rule
+from regard.rules.masks import Axis, Requirement, Rule
 from regard.rules.tracing import Table, as_table, trace
 
 
@@ -116,13 +116,13 @@ def temperature(t: float | ArrayLike | Table) -> Score:
 def alibi(slopes: float | ArrayLike | Table) -> Score:
     """Lower scores in proportion to distance: s - slope · |i - j| (Press et al. 2022).
 
-    slopes: (h,), one per head, or one number.
+    slopes: (h,), one per head, (b, h), one per batch entry and head, or one number.
 
     >>> alibi(np.array([0.5, 0.25]))
     alibi(array of shape (2,))
     """
-    at, text, requires = _per_head("alibi", "slopes", slopes)
-    return Score(trace(lambda s, b, h, i, j: s - at(h) * abs(i - j), SCORE_LEAVES), f"alibi({text})", requires)
+    at, text, requires = _per_head("alibi", "slopes", slopes, batched=True)
+    return Score(trace(lambda s, b, h, i, j: s - at(h, b) * abs(i - j), SCORE_LEAVES), f"alibi({text})", requires)
 
 
 @constructor
@@ -194,18 +194,24 @@ def _floats(what: str, value: Any, positive: bool = False) -> Table:
 
 
 def _per_head(
-    rule: str, argument: str, value: Any, positive: bool = False
-) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
-    """Return a function of h for an argument, its text and its requirements.
+    rule: str, argument: str, value: Any, positive: bool = False, batched: bool = False
+) -> tuple[Callable[..., Any], str, tuple[Requirement, ...]]:
+    """Return a function of h and b for an argument, its text and its requirements.
 
-    value: one number for all heads, or one for each.
+    value: one number for all heads, or one for each. batched: or one for each batch entry and head.
     """
     what = f"{argument} of {rule}"
     if isinstance(value, Table | list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value):
         table = _floats(what, value, positive)
-        if len(table.shape) > 1:
-            raise ValueError(f"{what} must be a number or (h,), got shape {table.shape}")
-        requires = tuple(Requirement(rule, argument, "h", length) for length in table.shape)
-        return lambda h: table[(h,) * len(table.shape)], f"array of shape {table.shape}", requires
+        rank = len(table.shape)
+        if rank > 1 + batched:
+            shapes = "a number, (h,) or (b, h)" if batched else "a number or (h,)"
+            raise ValueError(f"{what} must be {shapes}, got shape {table.shape}")
+        axes: tuple[Axis, ...] = ("b", "h")
+        requires = tuple(
+            Requirement(rule, argument, axis, length)
+            for axis, length in zip(axes[2 - rank :], table.shape, strict=True)
+        )
+        return lambda h, b=None: table[(b, h)[2 - rank :]], f"array of shape {table.shape}", requires
     amount = number(what, value, "a number or an array of floats", positive=positive)
-    return lambda h: amount, repr(amount), ()
+    return lambda h, b=None: amount, repr(amount), ()

@@ -61,21 +61,11 @@ def varlen_attention(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if checked(name, x).ndim != 3:
             raise ValueError(f"{name} must be packed as (total, heads, d), got shape {tuple(x.shape)}")
-    ends_q = _ends("cu_seqlens_q", cu_seqlens_q, query.shape[0])
-    ends_k = _ends("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, key.shape[0])
+    ends_q = ends_of("cu_seqlens_q", cu_seqlens_q, query.shape[0])
+    ends_k = ends_of("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, key.shape[0])
     if len(ends_q) != len(ends_k):
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k differ in length: {len(ends_q)} and {len(ends_k)}")
-    same_sequence, at = _packed(ends_q, ends_k, causal)
-    rules: dict[str, Any] = {
-        "mask": None if mask is None else as_mask(mask),
-        "score": None if score is None else as_score(score),
-    }
-    if at is not None:
-        for name, rule in rules.items():
-            if rule is not None:
-                rules[name] = type(rule)(substitute(rule.node, {I.node: at}), rule.text, rule.requires)
-    if same_sequence is not None:
-        rules["mask"] = same_sequence if rules["mask"] is None else same_sequence & rules["mask"]
+    rules = packed_rules(ends_q, ends_k, mask, score, causal)
     return attention(query, key, value, **rules, **options, offset=0, layout="bnhd")
 
 
@@ -137,7 +127,7 @@ def _with_holes(packed: torch.Tensor, x: Any) -> torch.Tensor:
     return whole.index_copy(0, _rows(x), packed)
 
 
-def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
+def ends_of(name: str, x: Any, total: int) -> tuple[int, ...]:
     """Read and check cumulative lengths: (sequences + 1,) integers from 0 to `total`."""
     x = checked(name, x)
     if not concrete(x):
@@ -152,6 +142,24 @@ def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
 
 def _few(ends: tuple[int, ...]) -> str:
     return str(list(ends)) if len(ends) <= 8 else f"{list(ends[:4])} ... {list(ends[-4:])}"
+
+
+def packed_rules(
+    ends_q: tuple[int, ...], ends_k: tuple[int, ...], mask: Any, score: Any, causal: bool
+) -> dict[str, Any]:  # fmt: skip
+    """Return the mask and the score of packed rows, of those of each sequence by itself."""
+    same_sequence, at = _packed(ends_q, ends_k, causal)
+    rules: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
+        "score": None if score is None else as_score(score),
+    }
+    if at is not None:
+        for name, rule in rules.items():
+            if rule is not None:
+                rules[name] = type(rule)(substitute(rule.node, {I.node: at}), rule.text, rule.requires)
+    if same_sequence is not None:
+        rules["mask"] = same_sequence if rules["mask"] is None else same_sequence & rules["mask"]
+    return rules
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,4 +8,5 @@
 | `stand_in` | `stand_in()`: the table of packages that regard stands in for |
 | `packages` | an installed package's functions replaced, modules of a missing one provided |
 | `natten`, `natten_grid` | NATTEN's functions and modules; the order of rows on a grid |
+| `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
 """

@@ -11,6 +11,22 @@ from regard.positions import Scaling, alibi_slopes, rope_frequencies
 from regard.rules import Score, alibi, relative, table
 
 
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Literal["half", "interleaved"]
+) -> torch.Tensor:  # fmt: skip
+    """Rotate the first features of `x` (..., d), pair by pair, in float32 or wider.
+
+    cos, sin: of the angle of each pair; they broadcast to (..., pairs), and 2 · pairs ≤ d.
+    """
+    wide, dim = torch.promote_types(x.dtype, torch.float32), 2 * cos.shape[-1]
+    cos, sin, rotated, rest = cos.to(wide), sin.to(wide), x[..., :dim].to(wide), x[..., dim:]
+    a, b = rotated.chunk(2, -1) if pairing == "half" else rotated.unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
+    if pairing == "half":
+        return torch.cat([*pairs, rest], -1)
+    return torch.cat([torch.stack(pairs, -1).flatten(-2), rest], -1)
+
+
 class Rope(nn.Module):
     """Rotary position embedding on tensors, as `regard.positions.rope`.
 
@@ -45,15 +61,7 @@ class Rope(nn.Module):
         positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
         angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
         cos, sin = ((f(angles) * self.factor).to(wide) for f in (torch.cos, torch.sin))
-        rotated, rest = x[..., : self.dim], x[..., self.dim :]
-        if self.pairing == "half":
-            a, b = rotated.to(wide).chunk(2, -1)
-        else:
-            a, b = rotated.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-        pairs = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
-        if self.pairing == "half":
-            return torch.cat([*pairs, rest], -1)
-        return torch.cat([torch.stack(pairs, -1).flatten(-2), rest], -1)
+        return rotate(x, cos, sin, self.pairing)
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"
