@@ -8,7 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
 from os import PathLike
@@ -31,6 +32,8 @@ class Package:
     package is not installed.
 
     replaced: called where it is installed, returns what to set in its modules. None refuses such a package.
+
+    refused: modules that only other versions of it have, and what their import says while ours are provided.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Package:
     version: str
     modules: Mapping[str, Mapping[str, Any]]
     replaced: Callable[[], Iterable[Attribute]] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, force: bool) -> ExitStack:
         """Put ours in its place until the returned stack is closed.
@@ -100,9 +104,11 @@ def _with_modules(package: Package) -> ExitStack:
     hidden = [name for name in sys.modules if f"{name}.".startswith(f"{package.name}.")]
     for name in hidden:
         stack.callback(sys.modules.__setitem__, name, sys.modules.pop(name))
-    finder = _Finder(package)
+    finder, last = _Finder(package), _Refusals(package.refused)
     sys.meta_path.insert(0, finder)
+    sys.meta_path.append(last)  # after all finders: a module that is there is imported
     stack.callback(sys.meta_path.remove, finder)
+    stack.callback(sys.meta_path.remove, last)
     for name in sorted(package.modules):  # a parent before its children
         sys.modules[name] = _module(package, name)
         stack.callback(sys.modules.pop, name, None)
@@ -134,6 +140,21 @@ class _Finder(DistributionFinder):
         name = None if context is None else context.name
         ours = self._distribution.metadata["Name"]
         return [self._distribution] if name is None or _normal(name) == _normal(ours) else []
+
+
+class _Refusals(MetaPathFinder):
+    """Gives the import of a missing module an error of its own.
+
+    `importlib.util.find_spec` says None all the same: packages ask it whether there is such a module, and it must not
+    raise. So an import is told from a question by the function of the import system that asks.
+    """
+
+    def __init__(self, messages: Mapping[str, str]) -> None:
+        self._messages = messages
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname in self._messages and sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
+            raise ModuleNotFoundError(self._messages[fullname], name=fullname)
 
 
 class _Distribution(Distribution):
