@@ -12,4 +12,5 @@
 | `natten` | NATTEN's functions on grids |
 | `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
 | `flash_modules` | the modules of flash-attn that have them |
+| `xformers`, `xformers_biases` | xFormers' function, and its classes of biases |
 """
