@@ -60,13 +60,17 @@ OPTIONS: list[dict[str, Any]] = [
     {"window_size": (3, -1)},
     {"window_size": (-1, 0)},
     {"causal": True, "window_size": (2, 5), "softcap": 3.0},
-    {"window_size": torch.tensor([40, 2])},
+    {"window_size": torch.tensor([40, 5])},
 ]
 
 
+def with_slopes(batch: int) -> list[tuple[dict[str, Any], Any]]:
+    """Each of `OPTIONS` without slopes and with some, in turns for each head and for each batch entry too."""
+    return [(x, None) for x in OPTIONS] + [(x, ((4,), (batch, 4))[n % 2]) for n, x in enumerate(OPTIONS)]
+
+
 @pytest.mark.parametrize("sizes", [(7, 7), (5, 9), (9, 5), (1, 6)], ids=str)
-@pytest.mark.parametrize("slopes", [None, (4,), (2, 4)], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "slopes"), with_slopes(2), ids=str)
 def test_batches(options: dict[str, Any], slopes: Any, sizes: tuple[int, int]) -> None:
     n_q, n_k = sizes
     q, k, v = randn(2, n_q, 4, 8), randn(2, n_k, 2, 8), randn(2, n_k, 2, 6)
@@ -98,8 +102,7 @@ def each(q: Any, k: Any, v: Any, slopes: Any, **options: Any) -> torch.Tensor:
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("slopes", [None, (4,), (3, 4)], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "slopes"), with_slopes(3), ids=str)
 def test_sequences(options: dict[str, Any], slopes: Any) -> None:
     q, k, v = randn(10, 4, 8), randn(13, 2, 8), randn(13, 2, 6)
     alibi = None if slopes is None else torch.rand(slopes, dtype=torch.float64, requires_grad=True)

@@ -20,7 +20,7 @@ from regard.torch.dropins.packages import Attribute, Package
 Intervals = tuple[tuple[int, int], ...]
 
 
-class Band(NamedTuple):
+class DiagonalBand(NamedTuple):
     """The keys that a query sees in its sequence: left before its own to right after it, None for all.
 
     last: the last query is aligned with the last key, else the first with the first.
@@ -31,34 +31,34 @@ class Band(NamedTuple):
     right: int | None = None
 
 
-def _local(x: Any) -> Band:
-    return Band(True, x.window_left, x.window_right)
+def _local(x: Any) -> DiagonalBand:
+    return DiagonalBand(True, x.window_left, x.window_right)
 
 
-def _causal(last: bool) -> Callable[[Any], Band]:
-    return lambda x: Band(last, None, 0)
+def _causal(last: bool) -> Callable[[Any], DiagonalBand]:
+    return lambda x: DiagonalBand(last, None, 0)
 
 
-def _causal_local(last: bool) -> Callable[[Any], Band]:
-    return lambda x: Band(last, x._window_size - 1, 0)
+def _causal_local(last: bool) -> Callable[[Any], DiagonalBand]:
+    return lambda x: DiagonalBand(last, x._window_size - 1, 0)
 
 
-BANDS: dict[str, Callable[[Any], Band]] = {
+BANDS: dict[str, Callable[[Any], DiagonalBand]] = {
     "LowerTriangularMask": _causal(last=False),
     "LowerTriangularMaskWithTensorBias": _causal(last=False),
     "LowerTriangularFromBottomRightMask": _causal(last=True),
     "LowerTriangularFromBottomRightLocalAttentionMask": _causal_local(last=True),
     "LocalAttentionFromBottomRightMask": _local,
-    "BlockDiagonalMask": lambda x: Band(),
+    "BlockDiagonalMask": lambda x: DiagonalBand(),
     "BlockDiagonalCausalMask": _causal(last=False),
     "BlockDiagonalCausalFromBottomRightMask": _causal(last=True),
     "BlockDiagonalCausalLocalAttentionMask": _causal_local(last=False),
     "BlockDiagonalCausalLocalAttentionFromBottomRightMask": _causal_local(last=True),
-    "BlockDiagonalPaddedKeysMask": lambda x: Band(),
+    "BlockDiagonalPaddedKeysMask": lambda x: DiagonalBand(),
     "BlockDiagonalCausalWithOffsetPaddedKeysMask": _causal(last=True),
     "BlockDiagonalLocalAttentionPaddedKeysMask": _local,
     "BlockDiagonalCausalLocalAttentionPaddedKeysMask": _causal_local(last=True),
-    "BlockDiagonalGappyKeysMask": lambda x: Band(),
+    "BlockDiagonalGappyKeysMask": lambda x: DiagonalBand(),
     "BlockDiagonalCausalWithOffsetGappyKeysMask": _causal(last=True),
     "BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask": _local,
 }
@@ -138,7 +138,7 @@ _window = lru_cache(rules.window)
 
 
 @lru_cache
-def _packed(q: Intervals, k: Intervals, n_k: int, band: Band) -> Mask:
+def _packed(q: Intervals, k: Intervals, n_k: int, band: DiagonalBand) -> Mask:
     """Return the mask of sequences that follow each other, where keys may have gaps between them.
 
     q, k: the first row of each sequence, and the end. Equal masks are one, so that calls find their cached plans.
