@@ -86,6 +86,17 @@ def test_batches(options: dict[str, Any], slopes: Any, sizes: tuple[int, int]) -
     same(out, expected, trained)
 
 
+def test_slopes_are_read_in_each_call() -> None:
+    q, slopes = torch.randn(3, 10, 4, 8, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
+    ends, packed = torch.tensor([0, 10, 20, 30]), q.flatten(0, 1)
+    for _ in range(2):
+        expected = dense(q, q, q, alibi_slopes=slopes)[0]
+        torch.testing.assert_close(fa.flash_attn_func(q, q, q, alibi_slopes=slopes), expected)
+        out = fa.flash_attn_varlen_func(packed, packed, packed, ends, ends, 10, 10, alibi_slopes=slopes)
+        torch.testing.assert_close(out.unflatten(0, (3, 10)), expected)
+        slopes.mul_(3)
+
+
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
 def test_packed_operands(options: dict[str, Any]) -> None:
     qkv, q, kv = randn(2, 6, 3, 4, 8), randn(2, 5, 4, 8), randn(2, 7, 2, 2, 8)
@@ -169,6 +180,8 @@ def test_no_keys() -> None:
     out, lse, _ = fa.flash_attn_func(q, k, k, return_attn_probs=True)
     assert not out.any()
     assert lse.isposinf().all()
+    ends, slopes = torch.tensor([0, 3]), torch.rand(1, 4)
+    assert not fa.flash_attn_varlen_func(q[0], k[0], k[0], ends, 0 * ends, 3, 0, alibi_slopes=slopes).any()
 
 
 # Caches

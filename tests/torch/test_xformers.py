@@ -1,8 +1,11 @@
 """xFormers' function against dense attention in float64, with every class of bias; gradients included."""
 
+import importlib
 import inspect
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +249,19 @@ def test_signature() -> None:
     assert ", ".join(str(x.replace(annotation=x.empty)) for x in parameters) == (
         "query, key, value, attn_bias=None, p=0.0, scale=None, op=None, output_dtype=None"
     )
+
+
+def test_the_function_of_an_installed_package_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xformers/ops/fmha").mkdir(parents=True)
+    (tmp_path / "xformers/__init__.py").touch()
+    (tmp_path / "xformers/ops/__init__.py").write_text("from .fmha import memory_efficient_attention, Bias\n")
+    (tmp_path / "xformers/ops/fmha/__init__.py").write_text("class Bias: ...\ndef memory_efficient_attention(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ops = importlib.import_module("xformers.ops")
+    theirs = ops.memory_efficient_attention
+    with regard.torch.stand_in("xformers"):
+        assert ops.memory_efficient_attention is ops.fmha.memory_efficient_attention is memory_efficient_attention
+        assert importlib.import_module("xformers.ops").Bias is ops.fmha.Bias
+    assert ops.memory_efficient_attention is ops.fmha.memory_efficient_attention is theirs
+    for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+        del sys.modules[name]

@@ -14,7 +14,7 @@ from regard.core.tensors import tensor
 from regard.reference.specification import dropout_mask
 from regard.rules import Mask, Score
 from regard.torch.adapter import positions_first, weights
-from regard.torch.arrays import values
+from regard.torch.arrays import concrete, values
 from regard.torch.graph.operators import new_seed
 from regard.torch.varlen import ends_of, packed_rules, varlen_attention
 
@@ -269,16 +269,32 @@ _window_once = lru_cache(rules.window)
 def alibi_of(slopes: Any, batch: int, heads: int) -> Score:
     """Return the rule of slopes (h,) or (batch, h)."""
     _check_slopes(slopes, batch, heads)
-    return rules.alibi(slopes)
+    return _alibi_once(slopes) if _is_buffer(slopes) else rules.alibi(slopes)
 
 
-def _packed_alibi(slopes: Any, ends_k: tuple[int, ...], heads: int) -> Score:
+def _packed_alibi(slopes: Any, ends_k: tuple[int, ...], heads: int) -> Score | None:
     """Return the rule of slopes (h,) or (batch, h) for packed sequences, whose keys tell them apart."""
-    _check_slopes(slopes, len(ends_k) - 1, heads)
-    if slopes.ndim == 1 or not ends_k[-1]:
-        return rules.alibi(slopes.reshape(-1, heads)[0])
+    batch = len(ends_k) - 1
+    _check_slopes(slopes, batch, heads)
+    if slopes.ndim == 1:
+        return alibi_of(slopes, batch, heads)
+    if not ends_k[-1]:
+        return None  # no scores
+    return (_alibi_of_rows_once if _is_buffer(slopes) else _alibi_of_rows)(slopes, ends_k)
+
+
+def _alibi_of_rows(slopes: torch.Tensor, ends_k: tuple[int, ...]) -> Score:
     table, sequence = rules.table(slopes), _sequence_of(ends_k)
     return rules.score(lambda s, b, h, i, j: s - table[sequence[j], h] * abs(i - j))
+
+
+def _is_buffer(slopes: torch.Tensor) -> bool:
+    """Return True for a tensor that models keep, whose rule is made once; each call reads its values."""
+    return not torch.compiler.is_compiling() and concrete(slopes) and not slopes.requires_grad
+
+
+_alibi_once = lru_cache(rules.alibi)
+_alibi_of_rows_once = lru_cache(_alibi_of_rows)
 
 
 @lru_cache
