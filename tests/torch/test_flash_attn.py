@@ -343,6 +343,12 @@ def test_wrong_use() -> None:
     refused(RuntimeError, "must divide number of heads in query, got 3 for 4", func, q, q[:, :, :3], q[:, :, :3])
     refused(RuntimeError, "as many rows and heads", func, q, q, q[:, :4])
     refused(RuntimeError, "as many features, got 8 and 6", func, q, q[..., :6], q)
+    refused(TypeError, r"window_size must be two integers \(left, right\), got 3", func, q, q, q, window_size=3)
+    refused(TypeError, r"window_size must be two integers .*, got \(1, None\)", func, q, q, q, window_size=(1, None))
+    refused(TypeError, "softcap must be a number, got '3'", func, q, q, q, softcap="3")
+    refused(ValueError, "cap of softcap must be positive and finite, got nan", func, q, q, q, softcap=math.nan)
+    refused(TypeError, "causal must be a bool, got 1", func, q, q, q, causal=1)
+    refused(TypeError, "dropout_p must be a number, got None", func, q, q, q, None)
     refused(RuntimeError, "dropout_p must be at least 0 and less than 1, got 1.0", func, q, q, q, 1.0)
     refused(RuntimeError, r"alibi_slopes must have shape \(4,\) or \(2, 4\), got \(3,\)", func, q, q, q,
             alibi_slopes=torch.ones(3))  # fmt: skip
@@ -398,6 +404,15 @@ def test_in_a_graph(options: dict[str, Any]) -> None:
     q = torch.randn(2, 6, 4, 8)
     compiled = torch.compile(fa.flash_attn_func, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q, q, q, **options), fa.flash_attn_func(q, q, q, **options))
+
+
+def test_the_mask_of_dropout_breaks_a_graph() -> None:
+    q = torch.randn(2, 6, 4, 8)
+    out, lse, dropped = torch.compile(fa.flash_attn_func, backend="aot_eager")(q, q, q, 0.3, return_attn_probs=True)
+    expected, expected_lse = dense(q, q, q, kept=(dropped[..., :6, :6] >= 0) / 0.7)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    assert dropped.signbit().any()
 
 
 def test_sequences_break_a_graph() -> None:

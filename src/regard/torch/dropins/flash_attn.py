@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from regard import rules
+from regard.arguments.values import boolean, number
 from regard.core.tensors import tensor
 from regard.reference.specification import dropout_mask
 from regard.rules import Mask, Score
@@ -50,7 +51,7 @@ def flash_attn_func(
         softmax_scale: factor of the products, by default 1/√d.
         causal: query i sees the keys j ≤ p.
         window_size: (left, right), query i sees p − left ≤ j ≤ p + right; −1 is no bound.
-        softcap: scores become softcap · tanh(s / softcap); 0 is none.
+        softcap: scores become softcap · tanh(s / softcap); 0 or less is none.
         alibi_slopes: (h,) or (batch, h); scores are lowered by slope · |p − j|.
         deterministic: no effect, since every gradient has the same bits in every run.
         return_attn_probs: return (out, softmax_lse, S_dmask).
@@ -69,6 +70,10 @@ def flash_attn_func(
     >>> out.shape
     torch.Size([2, 10, 8, 16])
     """
+    if return_attn_probs and dropout_p and torch.compiler.is_compiling():
+        return _outside(
+            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, True
+        )  # fmt: skip
     check_batch(q, k, v)
     alibi = None if alibi_slopes is None else alibi_of(alibi_slopes, q.shape[0], q.shape[2])
     options = options_of(q.shape[1], k.shape[1], softmax_scale, causal, window_size, softcap, alibi)
@@ -76,12 +81,11 @@ def flash_attn_func(
     if not return_attn_probs:
         return computed(positions_first, q, k, v, **options, **dropout)
     out, seen = computed(positions_first, q, k, v, **options, **dropout, observe=("lse",))
-    if not dropout_p:
-        return out, shown(seen.lse), q.new_empty(0)
-    with torch.no_grad():
-        tile = weights(q, k, layout="bnhd", **{name: x for name, x in options.items() if x is not None})
-        signed = _signed(tile, dropout_p, dropout["seed"], first=k.shape[1] - q.shape[1])
-        return out, shown(seen.lse), _rounded(signed, q.shape[1], k.shape[1])
+    dropped = _dropped(q, k, options, dropout) if dropout else q.new_empty(0)
+    return out, shown(seen.lse), dropped
+
+
+_outside = torch.compiler.disable(flash_attn_func, reason="NumPy makes the mask of dropout that S_dmask shows")
 
 
 def flash_attn_qkvpacked_func(
@@ -180,7 +184,7 @@ def flash_attn_varlen_func(
         tiles = []
         for rows, cols in zip(_slices(ends_q), _slices(ends_k), strict=True):
             tile = weights(q, k, lse=seen.lse, rows=rows, cols=cols, offset=0, layout="bnhd", **options)
-            signed = _signed(tile, dropout_p, dropout["seed"], rows.start, cols.start)
+            signed = _signed(tile, **dropout, first=rows.start, first_key=cols.start)
             tiles.append(_rounded(signed, max_seqlen_q, max_seqlen_k))
         return out, shown(seen.lse), torch.stack(tiles)
 
@@ -240,11 +244,13 @@ def options_of(
 
     n_q, n_k: of the longest sequences; a window that reaches their ends is none.
     """
-    left, right = (int(x) for x in window_size)
-    right = 0 if causal else right
+    left, right = window_of(window_size)
+    right = 0 if boolean("causal", causal) else right
     bounds = None if left < 0 or left >= n_k - 1 else left, None if right < 0 or right >= n_q - 1 else right
     causal = bounds[1] == 0
-    scores = [_softcap(float(softcap))] if softcap > 0.0 else []
+    if type(softcap) is not float:  # one that a graph makes a symbol of is a float
+        softcap = number("softcap", softcap)
+    scores = [] if softcap <= 0.0 else [_softcap(softcap)]  # which refuses NaN
     scores += [] if alibi is None else [alibi]
     return {
         "causal": causal or None,
@@ -252,6 +258,15 @@ def options_of(
         "score": scores[0] if len(scores) == 1 else scores or None,
         "scale": softmax_scale,
     }
+
+
+def window_of(window_size: Any) -> Window:
+    """Check the window's two sides, which may be tensors without axes."""
+    try:
+        left, right = map(int, window_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size must be two integers (left, right), got {window_size!r}") from None
+    return left, right
 
 
 def _softcap(cap: float) -> Score:
@@ -305,19 +320,29 @@ def _sequence_of(ends: tuple[int, ...]) -> rules.Table:
 
 def _dropout(p: float, probabilities: bool) -> dict[str, Any]:
     """Return the options of dropout, with a seed where its mask is returned too."""
+    if type(p) is not float:
+        p = number("dropout_p", p)
     if not 0.0 <= p < 1.0:
         raise RuntimeError(f"dropout_p must be at least 0 and less than 1, got {p}")
     return {} if not p else {"dropout": p} | ({"seed": new_seed()} if probabilities else {})
 
 
-def _signed(tile: torch.Tensor, p: float, seed: torch.Tensor, first: int, first_key: int = 0) -> torch.Tensor:
+@torch.no_grad()
+def _dropped(q: torch.Tensor, k: torch.Tensor, options: dict[str, Any], dropout: dict[str, Any]) -> torch.Tensor:
+    """Return S_dmask of (batch, n, h, d)."""
+    n_q, n_k = q.shape[1], k.shape[1]
+    tile = weights(q, k, layout="bnhd", **{name: x for name, x in options.items() if x is not None})
+    return _rounded(_signed(tile, **dropout, first=n_k - n_q), n_q, n_k)
+
+
+def _signed(tile: torch.Tensor, dropout: float, seed: torch.Tensor, first: int, first_key: int = 0) -> torch.Tensor:
     """Negate the weights (..., h, n_q, n_k) that dropout takes.
 
     first, first_key: positions of the first query and key of the tile.
     """
     leading, (h, n_q, n_k) = tile.shape[:-3], tile.shape[-3:]
     b, h, i, j = np.ix_(*(np.arange(n) for n in (leading.numel(), h, n_q, n_k)))
-    kept = dropout_mask(p, int(values(seed)), b, h, i + first, j + first_key)
+    kept = dropout_mask(dropout, int(values(seed)), b, h, i + first, j + first_key)
     return torch.where(tensor(kept.reshape(tile.shape)).to(tile.device), tile, -tile)
 
 

@@ -23,6 +23,7 @@ from regard.torch.dropins.flash_attn import (
     computed,
     options_of,
     shown,
+    window_of,
 )
 from regard.torch.nn.positions import rotate
 from regard.torch.varlen import ends_of
@@ -96,7 +97,7 @@ def flash_attn_with_kvcache(
     rows = _rows(cache_batch_idx, batch, k_cache.shape[0])
     lengths = _lengths(cache_seqlens, batch, n_cache)
     if rotary_cos is not None:
-        moving = causal or max(window_size) >= 0
+        moving = causal or max(window_of(window_size)) >= 0
         q, k = _rotated(q, k, rotary_cos, rotary_sin, lengths, moving, rotary_interleaved, n_cache)
     if k is not None:
         if cache_seqlens is None:
