@@ -8,6 +8,7 @@ under that name.
 | `dropins.flash_attn` | attention of batches and of packed sequences |
 | `dropins.flash_cache` | attention over a cache; rotary embedding |
 | `dropins.flash_padding` | batches without their padding |
+| `dropins.flash_options` | arguments: checks, and the rules that they mean |
 """
 
 from regard.torch.dropins.flash_attn import (

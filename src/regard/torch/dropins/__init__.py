@@ -11,6 +11,7 @@
 | `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
 | `natten` | NATTEN's functions on grids |
 | `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
+| `flash_options` | their arguments: checks, and the rules that they mean |
 | `flash_modules` | the modules of flash-attn that have them |
 | `xformers`, `xformers_biases` | xFormers' function, and its classes of biases |
 """

@@ -12,7 +12,8 @@ import torch
 from regard import rules
 from regard.rules import Mask
 from regard.torch.adapter import positions_first
-from regard.torch.dropins.flash_attn import (
+from regard.torch.dropins.flash_attn import shown
+from regard.torch.dropins.flash_options import (
     EVERYWHERE,
     HOST,
     PAGED,
@@ -22,7 +23,6 @@ from regard.torch.dropins.flash_attn import (
     check_rank,
     computed,
     options_of,
-    shown,
     window_of,
 )
 from regard.torch.nn.positions import rotate
