@@ -43,6 +43,7 @@ EXPLAINED_BY_EXAMPLES = [
     "regard.rules.derivative",
     "regard.rules.expression",
     "regard.rules.intervals",
+    "regard.rules.grids",
     "regard.rules.masks",
     "regard.rules.program",
     "regard.rules.scores",

@@ -20,18 +20,15 @@
 | `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
 | `graph/` | calls in graphs that PyTorch traces |
 | `nn/` | modules |
-| `dropins/` | functions of PyTorch, transformers and other packages, replaced; `natten` names NATTEN's |
-| `flash_attn` | FlashAttention 2's functions |
-| `dropins/` | attention functions of PyTorch, transformers and other packages, replaced |
-| `natten`, `flash_attn`, `xformers` | the functions of NATTEN, FlashAttention 2 and xFormers, by name |
 | `dropins/` | functions of PyTorch, transformers and other packages, replaced |
+| `natten`, `flash_attn`, `xformers` | the functions of NATTEN, FlashAttention 2 and xFormers, by name |
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
 
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
-from regard.torch import natten as natten
 from regard.torch import flash_attn as flash_attn
+from regard.torch import natten as natten
 from regard.torch import xformers as xformers
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt

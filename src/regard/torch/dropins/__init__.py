@@ -9,9 +9,8 @@
 | `packages` | an installed package's functions replaced, modules of a missing one provided |
 | `natten`, `natten_grid` | NATTEN's functions and modules; the order of rows on a grid |
 | `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
-| `natten` | NATTEN's functions on grids |
-| `flash_attn`, `flash_cache`, `flash_padding` | FlashAttention 2's functions, of `regard.torch.flash_attn` |
 | `flash_options` | their arguments: checks, and the rules that they mean |
 | `flash_modules` | the modules of flash-attn that have them |
+| `triangle`, `proteins` | triangle attention; attention of Boltz and OpenFold-3 |
 | `xformers`, `xformers_biases` | xFormers' function, and its classes of biases |
 """
