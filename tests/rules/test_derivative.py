@@ -51,6 +51,8 @@ CASES = {
     "floor_divide": lambda x, y, k: (4 * x) // 3.0 + x * x,
     "remainder": lambda x, y, k: x * x % 0.3,
     "power": lambda x, y, k: x**3 + x**0.5 + y**-2,
+    "other powers": lambda x, y, k: x**1.5 + y**0.3 + x**-2.5 + 2**x + 0.7**y,
+    "erf": lambda x, y, k: x.erf() + (2 * y).erf(),
     "clip": lambda x, y, k: np.clip(x * x, 0.1, y),
     "square and reciprocal": lambda x, y, k: np.square(x) * np.reciprocal(y),
 }
@@ -147,6 +149,9 @@ def d_ds(function, values):
         (lambda s: np.maximum(0.0, s), 0.0, 0.0),
         (abs, 0.0, 0.0),
         (abs, -2.0, -1.0),
+        (lambda s: s**1.5, 0.0, 0.0),
+        (lambda s: s**0.7, 0.0, 0.0),
+        (lambda s: s**2.5 + 3 * s, 0.0, 3.0),
         (lambda s: where(s >= 1.0, 3 * s, 5 * s), 1.0, 3.0),
         (np.floor, 1.0, 0.0),
         (np.sign, 0.0, 0.0),

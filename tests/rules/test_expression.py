@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from random_rules import nodes
 from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
-from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, make, number, order
+from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, erf, make, number, order
 from regard.rules.tracing import UFUNCS, trace
 
 I, J = np.arange(-3, 5)[:, None], np.arange(6)
@@ -83,13 +83,14 @@ def test_booleans_as_in_numpy(function):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.rule == "float"])
 def test_floats_as_in_numpy(name, dtype):
-    function = getattr(np, name)
+    function = erf if name == "erf" else getattr(np, name)
     s = np.array([0.5, -1.5, 0.0, np.inf, np.nan, 2.5], dtype)
     arguments = (s, s[::-1]) if name == "divide" else (s,)
     with np.errstate(all="ignore"):
         expected = function(*arguments)
     other = table(s[::-1])
-    found = value(lambda s, b, h, i, j: function(s, other[j]) if name == "divide" else function(s), dtype, s)
+    others = {"divide": lambda s, j: function(s, other[j]), "erf": lambda s, j: s.erf()}
+    found = value(lambda s, b, h, i, j: others.get(name, lambda s, j: function(s))(s, j), dtype, s)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, expected)
 
@@ -134,9 +135,39 @@ def test_powers():
     np.testing.assert_array_equal(value(lambda s, b, h, i, j: s**-2, s=s), 1 / (s * s))
     np.testing.assert_array_equal(value(lambda s, b, h, i, j: abs(s) ** 0.5, s=s), np.sqrt(np.abs(s)))
     assert value(lambda b, h, i, j: j**2.0).dtype == np.float64
-    for power in (lambda s: s**0.3, lambda s: s**s, lambda s: 2**s):
-        with pytest.raises(TypeError, match=r"np.exp\(y \* np.log\(x\)\)"):
-            value(lambda s, b, h, i, j, power=power: power(s), s=s)
+    x = np.abs(s)
+    for power in (0.3, 1.7, -0.4, -1.5, 2.5):
+        np.testing.assert_allclose(value(lambda s, b, h, i, j, power=power: abs(s) ** power, s=s), x**power, rtol=1e-15)
+        zero = value(lambda s, b, h, i, j, power=power: (0 * s) ** power, s=s)
+        np.testing.assert_array_equal(zero, 0 * x if power > 0 else np.inf)
+    np.testing.assert_array_equal(value(lambda s, b, h, i, j: 2**s + 2.0**j, s=s), np.exp2(s) + np.exp2(J))
+    np.testing.assert_allclose(value(lambda s, b, h, i, j: 0.7**s, s=s), 0.7**s, rtol=1e-15)
+    assert value(lambda b, h, i, j: 2**j + 8**j + 1**j).tolist() == (2**J + 8**J + 1).tolist()
+    assert np.isnan(value(lambda s, b, h, i, j: s**0.3, s=s)).tolist() == (s < 0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("power", "message"),
+    [
+        (lambda s, j: s**s, r"np.exp\(y \* np.log\(x\)\)"),
+        (lambda s, j: s**math.inf, "a finite number on one side"),
+        (lambda s, j: 3**j, "a power of two, or a float"),
+        (lambda s, j: 0**s, "base of .* must be positive .*, got 0"),
+        (lambda s, j: (-2.0) ** j, "base of .* must be positive .*, got -2.0"),
+    ],
+)
+def test_powers_that_rules_do_not_have(power, message):
+    with pytest.raises(TypeError, match=message):
+        value(lambda s, b, h, i, j: power(s, j), s=np.zeros(6))
+
+
+def test_what_has_no_influence_is_left_out():
+    """`and_masks` and `or_masks` begin with a constant, which costs nothing."""
+    i, true = Traced(make("i", "int")), Traced(make("literal", "bool", (), True))
+    late = i > 2
+    assert (late & true).node is (true & late).node is (late | i.constant(0, bool)).node is late.node
+    assert (late | true).node.op == "bitwise_or"
+    assert (i & true).node.kind == "int"
 
 
 def test_indices_of_tables_clamp():

@@ -170,7 +170,6 @@ def test_what_a_rule_cannot_use_says_so(operands: tuple[torch.Tensor, ...]) -> N
     bias = torch.ones(8)
     for rule, text in (
         (lambda s, b, h, i, j: s + bias, "arrays and lists cannot be used in a rule directly; use regard.table(array)"),
-        (lambda s, b, h, i, j: s + bias[j], "a traced value cannot index a tensor; use regard.table(tensor)[index]"),
         (lambda s, b, h, i, j: torch.cumsum(s, 0), "torch.cumsum is not available in a rule; available: abs, absolute"),
         (
             lambda s, b, h, i, j: torch.div(i, 2, rounding_mode="ceil"),

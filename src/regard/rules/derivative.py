@@ -119,6 +119,7 @@ TANGENTS: dict[str, Callable[[Node, tuple[Node, ...], tuple[Node, ...]], Node]] 
     "cos": _chain(lambda y, x: negative(_make("sin", x))),
     "tan": _chain(lambda y, x: add(ONE, _square(y))),
     "arctan": _chain(lambda y, x: divide(ONE, add(ONE, _square(x)))),
+    "erf": _chain(lambda y, x: multiply(literal(2 / math.sqrt(math.pi)), _make("exp", negative(_square(x))))),
     **dict.fromkeys(("sign", "floor", "ceil", "rint", "trunc"), _flat),
     "float": _flat,  # of an index or a boolean
 }

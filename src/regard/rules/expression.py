@@ -14,6 +14,9 @@ Meaning of an expression
     - ``minimum``, ``maximum`` and ``clip`` propagate NaN, as NumPy's do.
     - The indices of a table clamp to its ends.
     - Python numbers in a rule are run-time arguments. The exponent of ``**`` is not: it shapes the expression.
+    - ``x ** p`` multiplies for whole p, and is sqrt for 1/2. Other halves are a product of both, other p are
+      ``exp(p * log(x))``; their derivatives are 0 where x is 0. ``p ** x`` is ``exp2(x * log2(p))``, or a shift if both
+      are integers and p is a power of two.
 
 Operations are named as NumPy names them. To add one: an entry in `OPS`, one in ``intervals.INTERVALS`` and, if its
 result is a float, one in ``derivative.TANGENTS``; the tests enumerate `OPS` and fail until all are there.
@@ -287,6 +290,14 @@ def truncate(x: Array) -> Array:
     return np.where(below, INT64.min, np.where(above, INT64.max, inside))
 
 
+_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has none
+
+
+def erf(x: Array) -> Array:
+    """Return the error function of floats, exact to float64."""
+    return np.asarray(_erf(x), x.dtype)
+
+
 def _index(name: str) -> Callable[..., Any]:
     return lambda node, at: np.asarray(getattr(at, name), at.integers)
 
@@ -309,6 +320,7 @@ OPS: dict[str, Op] = {
     **_named("number", np.add, np.subtract, np.multiply, np.negative, np.absolute, np.sign, np.minimum, np.maximum),
     **_named("float", np.divide, np.sqrt, np.exp, np.exp2, np.expm1, np.log, np.log2, np.log10, np.log1p),
     **_named("float", np.tanh, np.sinh, np.cosh, np.sin, np.cos, np.tan, np.arctan),
+    "erf": Op("float", lambda node, at, x: erf(x)),
     **_named("float", np.floor, np.ceil, np.rint, np.trunc),
     **_named("compare", np.less, np.less_equal, np.equal, np.not_equal),
     **_named("bits", np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
@@ -387,6 +399,10 @@ def build(name: str, *nodes: Node) -> Node:
     """
     if name in _DEFINED:
         return _DEFINED[name](*nodes)
+    if name in _NEUTRAL and any(node is not _NEUTRAL[name] and node.kind == "bool" for node in nodes):
+        nodes = tuple(node for node in nodes if node is not _NEUTRAL[name])
+        if len(nodes) == 1:
+            return nodes[0]
     rule = OPS[name].rule
     if rule == "where":
         condition, *branches = nodes
@@ -403,22 +419,58 @@ def build(name: str, *nodes: Node) -> Node:
     return make(name, "bool" if rule == "compare" else kind, tuple(cast(node, kind) for node in nodes))
 
 
+# Operands without influence: those of `and_masks` and `or_masks` begin with them.
+_NEUTRAL = {"bitwise_and": literal(True, "bool"), "bitwise_or": literal(False, "bool")}
+
+
 def _power(base: Node, exponent: Node) -> Node:
-    power = exponent.payload if exponent.op == "number" else None
+    if exponent.op == "number" and math.isfinite(exponent.payload):
+        return _constant_power(base, exponent)
+    if base.op == "number":
+        return _exponential(base.payload, exponent)
+    raise TypeError("in a rule, ** takes a finite number on one side at least; else use np.exp(y * np.log(x))")
+
+
+def _constant_power(base: Node, exponent: Node) -> Node:
+    power = exponent.payload
+    if power < 0:
+        return build("divide", literal(1), _constant_power(base, number(-power)))
+    if power == int(power):
+        return _whole_power(cast(base, _widest([base], "float" if exponent.kind == "float" else "int")), int(power))
     if power == 0.5:
         return build("sqrt", base)
-    if power is None or power != int(power):
-        raise TypeError("in a rule, ** takes a whole number or 0.5 as its exponent; else use np.exp(y * np.log(x))")
-    if power < 0:
-        return build("divide", literal(1), _power(base, number(-power)))
-    base = cast(base, _widest([base], "float" if exponent.kind == "float" else "int"))
-    result, square, power = literal(1, base.kind), base, int(power)
+    base = cast(base, "float")
+    zero = build("equal", base, literal(0.0))
+    x = build("where", zero, literal(1.0), base)  # so that no derivative is 0 / 0
+    if 2 * power == int(2 * power):
+        value = build("multiply", _whole_power(x, int(power)), build("sqrt", x))
+    else:
+        value = build("exp", build("multiply", number(power), build("log", x)))
+    return build("where", zero, literal(0.0), value)
+
+
+def _whole_power(base: Node, power: int) -> Node:
+    result, square = literal(1, base.kind), base
     while power:
         if power & 1:
             result = square if result.op == "literal" else build("multiply", result, square)
         power >>= 1
         square = build("multiply", square, square) if power else square
     return result
+
+
+def _exponential(base: Number, exponent: Node) -> Node:
+    """Return the power of a number to a traced exponent."""
+    if isinstance(base, int) and exponent.kind != "float":
+        if base <= 0 or base & (base - 1):
+            raise TypeError(
+                f"in a rule, {base} ** an integer is not available: the base must be a power of two, or a float"
+            )
+        bits = build("multiply", cast(exponent, "int"), number(base.bit_length() - 1))
+        return build("left_shift", literal(1, "int"), bits)
+    if not base > 0:
+        raise TypeError(f"in a rule, the base of ** must be positive if the exponent is traced, got {base}")
+    return build("exp2", cast(exponent, "float") if base == 2 else build("multiply", exponent, number(math.log2(base))))
 
 
 def _floored(name: str) -> Callable[[Node, Node], Node]:

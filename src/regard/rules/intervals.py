@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from regard.rules.expression import INT64, Array, Node, order, truncate
+from regard.rules.expression import INT64, Array, Node, erf, order, truncate
 from regard.rules.extremes import has_nan, look_up
 
 LIMIT = 2.0**62  # integers beyond this may have wrapped
@@ -329,7 +329,9 @@ def _divided(env: Environment, node: Node, a: Interval, b: Interval) -> Interval
     return env.rounded(np.where(zero, -np.inf, lo), np.where(zero, np.inf, hi), nan)
 
 
-def _rising(function: np.ufunc, ulps: int, least: float = -np.inf, floor: float = -np.inf) -> Callable[..., Interval]:
+def _rising(
+    function: Callable[..., Any], ulps: int, least: float = -np.inf, floor: float = -np.inf
+) -> Callable[..., Interval]:
     """Return the rule of an increasing function.
 
     It is defined from `least` on, with values from `floor` on.
@@ -487,6 +489,7 @@ INTERVALS: dict[str, Callable[..., Interval]] = {
     "tanh": _rising(np.tanh, FUNCTION),
     "sinh": _rising(np.sinh, FUNCTION),
     "arctan": _rising(np.arctan, FUNCTION),
+    "erf": _rising(erf, FUNCTION),
     "cosh": _cosh,
     **dict.fromkeys(("sin", "cos", "tan"), _periodic),
     "floor": _rising(np.floor, 0),

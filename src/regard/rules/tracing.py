@@ -1,20 +1,23 @@
-"""Arguments of a rule while it is traced: indices, score and tables."""
+"""Arguments of a rule while it is traced: indices, score, tables and their rows."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
 import functools
+import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike
 
 from regard.arguments.frameworks import adapter, constructor
 from regard.arguments.values import accepts, array_type, choice, type_name
 from regard.loaders import loaders
 from regard.rules import tensors
-from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
+from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, literal, make, number
 
 Bounds = Literal["clamp", "raise"]
 BOUNDS = ("clamp", "raise")
@@ -23,6 +26,10 @@ BRANCHING = (
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
     "(a <= x) & (x < b) for a <= x < b"
 )
+MOST_ELEMENTS = 4096  # of a row of a table that is computed with: each becomes operations of its own
+
+# The tables of the tensors that the rule being traced looks up, by their ids, with the tensors themselves.
+_captured: ContextVar[dict[int, tuple[Any, Table]] | None] = ContextVar("captured", default=None)
 
 
 def as_array(what: str, value: Any) -> Array:
@@ -47,7 +54,8 @@ def as_array(what: str, value: Any) -> Array:
 class Table:
     """An array that rules look up: ``table[h, i - j]``, one integer index per axis.
 
-    Indices are clamped to its ends (see `table`). array: bool, integer or floating, of any rank, no
+    Fewer indices give a row, to index again or to reduce with ``any``, ``sum`` or ``dot``. Indices
+    are clamped to its ends (see `table`). array: bool, integer or floating, of any rank, no
     axis empty; copied, so that a rule never changes. Float tables train: gradients are returned
     under the table itself.
 
@@ -121,14 +129,19 @@ class Table:
         return kinds.get(self.dtype.kind, "float")
 
     @constructor
-    def __getitem__(self, indices: Any) -> Traced:
-        indices = indices if isinstance(indices, tuple) else (indices,)
-        if len(indices) != len(self.shape):
-            raise TypeError(f"a table of shape {self.shape} takes {len(self.shape)} indices, got {len(indices)}")
+    def __getitem__(self, indices: Any) -> Any:
+        return TracedArray(self.shape, self._entry)[indices]
+
+    def _entry(self, indices: tuple[Any, ...]) -> Traced:
         nodes = [_operand(index) for index in indices]
         for axis, node in enumerate(nodes):
             if node.kind != "int":
                 raise TypeError(f"index {axis} of a table must be an int, not {node.kind}; cast with .astype(int)")
+            if node.op == "number" and node.payload < 0:
+                raise IndexError(
+                    f"index {axis} of a table counts from 0, got {node.payload}; "
+                    f"the last entry of shape {self.shape} is {self.shape[axis] - 1}"
+                )
         return _kind(indices)(make("gather", self.kind, tuple(nodes), self))
 
     def __iter__(self) -> NoReturn:
@@ -152,12 +165,14 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = "clamp") -> T
 
     bounds: "clamp" makes an index beyond an end take the end. "raise" refuses a call that would
     read such an index for a pair that its mask allows. The branch of a `regard.where` that is not
-    taken is not read, nor is the right of ``&`` where the left is false. Calls are checked before
+    taken is not read, nor is the right of ``&`` where the left is false. A negative number as an
+    index raises IndexError. Calls are checked before
     any work, without n × n memory. If a check is too large for that, or an index depends on a score
     or on traced values, the error says so.
 
     For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
-    and gradients go to the tensor. If a framework has replaced the parameter that a rule was made
+    and gradients go to the tensor. ``tensor[h, i - j]`` in a rule means
+    ``table(tensor)[h, i - j]``. If a framework has replaced the parameter that a rule was made
     of, a call warns once, or raises where a derivative would be zero.
 
     >>> slopes = table(np.array([0.5, 0.25]))
@@ -192,7 +207,9 @@ def _operand(value: Any) -> Node:
         return number(value)
     framework = adapter(value)
     if framework is not None and getattr(value, "ndim", None) == 0:
-        return as_table("a number of a rule", value)[()].node  # traced and trained like a table
+        return captured("a number of a rule", value)[()].node  # type: ignore[no-any-return]  # trained like a table
+    if isinstance(value, TracedArray):
+        raise TypeError(f"a rule computes one number for each pair, not a {value!r}; index it, or reduce it by .sum()")
     if isinstance(value, np.ndarray | list | tuple) or framework is not None:
         raise TypeError("arrays and lists cannot be used in a rule directly; use regard.table(array)[index]")
     if isinstance(value, Table):
@@ -200,7 +217,19 @@ def _operand(value: Any) -> Node:
     raise TypeError(f"a rule cannot use a {type(value).__name__}; use numbers, and regard.table(array)[index]")
 
 
-def _apply(name: str, *values: Any) -> Traced:
+def captured(what: str, x: Any) -> Table:
+    """Return the table of an array that a rule looks up itself, one for all its look-ups."""
+    tables = _captured.get()
+    if tables is None:
+        return as_table(what, x)
+    if id(x) not in tables:
+        tables[id(x)] = x, as_table(what, x)
+    return tables[id(x)][1]
+
+
+def _apply(name: str, *values: Any) -> Any:
+    if any(isinstance(value, TracedArray) for value in values):
+        return elementwise(functools.partial(_apply, name), *values)
     return _kind(values)(build(name, *(_operand(value) for value in values)))
 
 
@@ -232,6 +261,8 @@ class Traced:
 
     __slots__ = ("node",)
     node: Node
+    device: ClassVar[None] = None  # PyTorch's default
+    shape: ClassVar[tuple[()]] = ()
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -253,6 +284,7 @@ class Traced:
     __eq__, _ = _binary("equal")  # type: ignore[assignment]
     __ne__, _ = _binary("not_equal")  # type: ignore[assignment]
     __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "absolute", "invert"))
+    erf = _unary("erf")
 
     __bool__ = _refuse(BRANCHING)
     __contains__ = _refuse("in is not available in a rule; compare with ==, or use a boolean regard.table")
@@ -278,6 +310,15 @@ class Traced:
         """The type of its kind of value, for ``.astype(x.dtype)``."""
         return {"bool": bool, "int": int, "float": float}[self.node.kind]
 
+    def constant(self, value: Any, dtype: Any = None) -> Traced:
+        """Return a value that is the same for all indices, of `dtype` or of this value's kind."""
+        kind: Any = self.node.kind if dtype is None else tensors.kind_of(dtype)
+        return type(self)(literal(value, kind))
+
+    def unsqueeze(self, dim: int) -> TracedArray:
+        """Return the value as an array of one element."""
+        return TracedArray((1,), lambda place: self)
+
     def __getattr__(self, name: str) -> Any:
         method = tensors.METHODS.get(name)
         if method is None:
@@ -286,11 +327,11 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        return tensors.call(function, args, dict(kwargs or {}))
+        return _torch_function(function, args, kwargs)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Traced:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         name = ufunc.__name__
-        if name not in UFUNCS:
+        if name not in OPS and name not in _DEFINED:  # SciPy's erf is a ufunc too
             raise TypeError(f"np.{name} is not available in a rule; available: {', '.join(UFUNCS)}, where, clip")
         if method != "__call__":
             raise TypeError(f"np.{name}.{method} is not available in a rule, which computes one number at a time")
@@ -298,7 +339,7 @@ class Traced:
             raise TypeError(f"np.{name} takes no {', '.join(kwargs)} in a rule")
         return _apply(name, *inputs)
 
-    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function is np.where:
             return where(*args, **kwargs)
         if function is np.clip:
@@ -312,16 +353,160 @@ class Traced:
         return f"Traced({self.node!r})"
 
 
+class TracedArray(NDArrayOperatorsMixin):
+    """Several values in a rule: a row of a table, or what is computed of rows.
+
+    shape: its axes. read: returns the value at a tuple of one index per axis.
+
+    Operators and functions are elementwise and broadcast, also with arrays. ``any``, ``all``,
+    ``sum``, ``mean``, ``prod``, ``amax``, ``amin`` and ``dot`` reduce, an index selects. Each
+    element becomes operations of its own, so rows have to be short: at most 4,096 elements.
+
+    >>> row = Table([[1.0, 2.0], [3.0, 5.0]])[0]
+    >>> row
+    traced array of shape (2,)
+    >>> row.sum()
+    Traced(add(table(2, 2)[0, 0], table(2, 2)[0, 1]))
+    """
+
+    __slots__ = ("read", "shape")
+    device: ClassVar[None] = None
+
+    def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[Any, ...]], Any]) -> None:
+        self.shape, self.read = shape, read
+
+    @classmethod
+    def of(cls, elements: Array) -> Any:
+        """Return an array of elements; without axes, the element."""
+        return cls(elements.shape, elements.__getitem__) if elements.ndim else elements[()]
+
+    @property
+    def elements(self) -> Array:
+        """The values as a NumPy array of objects."""
+        if math.prod(self.shape) > MOST_ELEMENTS:
+            raise ValueError(f"a rule computes with at most {MOST_ELEMENTS:,} elements of a table, got a {self!r}")
+        elements = np.empty(self.shape, object)
+        for place in np.ndindex(self.shape):
+            elements[place] = self.read(place)
+        return elements
+
+    def __getitem__(self, indices: Any) -> Any:
+        given = list(indices) if isinstance(indices, tuple) else [indices]
+        rank, every = len(self.shape), slice(None)
+        dots = [n for n, index in enumerate(given) if index is Ellipsis]
+        if len(given) - len(dots) > rank or len(dots) > 1:
+            raise TypeError(f"a table of shape {self.shape} takes {rank} indices, got {len(given)}")
+        at = dots[0] if dots else len(given)
+        given[at : at + 1] = [every] * (rank - len(given) + len(dots))
+        kept = [axis for axis, index in enumerate(given) if isinstance(index, slice)]
+        if any(given[axis] != every for axis in kept):
+            raise TypeError("a rule takes whole axes of a table with :, not parts; slice the array outside of the rule")
+        if not kept:
+            return self.read(tuple(given))
+
+        def read(place: tuple[Any, ...]) -> Any:
+            whole = dict(zip(kept, place, strict=True))
+            return self.read(tuple(whole.get(axis, index) for axis, index in enumerate(given)))
+
+        return TracedArray(tuple(self.shape[axis] for axis in kept), read)
+
+    def reduce(self, fold: Callable[[Any, Any], Any], dim: Any = None, keepdim: bool = False) -> Any:
+        """Combine the elements along axes, all if `dim` is None, in order."""
+        rank = len(self.shape)
+        axes = range(rank) if dim is None else [axis % rank for axis in np.atleast_1d(dim)]
+        rows = np.moveaxis(self.elements, axes, range(len(axes)))
+        rows = rows.reshape(-1, *rows.shape[len(axes) :])
+        out = np.empty(rows.shape[1:], object)
+        for place in np.ndindex(out.shape):
+            out[place] = functools.reduce(fold, rows[:, *place])
+        return TracedArray.of(np.expand_dims(out, tuple(axes)) if keepdim else out)
+
+    def astype(self, kind: Any) -> Any:
+        """Cast the elements to int, float or bool."""
+        return elementwise(lambda x: x.astype(kind), self)
+
+    @property
+    def dtype(self) -> type:
+        """The type of the kind of value of its elements."""
+        kind: type = self.read((0,) * len(self.shape)).dtype
+        return kind
+
+    def constant(self, value: Any, dtype: Any = None) -> Any:
+        """Return a value that is the same for all indices, of `dtype` or of the elements' kind."""
+        return self.read((0,) * len(self.shape)).constant(value, dtype)
+
+    def unsqueeze(self, dim: int) -> TracedArray:
+        """Return the array with a new axis of length 1."""
+        elements = np.expand_dims(self.elements, dim)
+        return TracedArray(elements.shape, elements.__getitem__)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[n] for n in range(len(self))])
+
+    erf: Any = _unary("erf")
+    __bool__ = _refuse(BRANCHING)
+    __array__ = _refuse("a row of a table has no values while a rule is traced")
+
+    def __getattr__(self, name: str) -> Any:
+        method = tensors.REDUCTIONS.get(name) or tensors.METHODS.get(name)
+        if method is None:
+            raise AttributeError(f"a row of a table has no {name!r}: use operators, and functions of NumPy or PyTorch")
+        return functools.partial(method, self)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return _torch_function(function, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc is np.matmul:
+            return tensors.REDUCTIONS["dot"](*inputs)
+        return elementwise(functools.partial(getattr(ufunc, method), **kwargs), *inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return elementwise(functools.partial(function, **kwargs), *args)
+
+    def __repr__(self) -> str:
+        return f"traced array of shape {self.shape}"
+
+
+def _elements(value: Any) -> Array:
+    if not isinstance(value, TracedArray) and getattr(value, "ndim", 0) > 0:
+        value = captured("an array in a rule", value)[()]
+    if isinstance(value, TracedArray):
+        return value.elements
+    element = np.empty((), object)
+    element[()] = value
+    return element
+
+
+def elementwise(function: Callable[..., Any], *values: Any) -> Any:
+    """Apply a function of single values to arrays in rules, which broadcast."""
+    arrays = np.broadcast_arrays(*map(_elements, values))
+    out = np.empty(arrays[0].shape, object)
+    for place in np.ndindex(out.shape):
+        out[place] = function(*(array[place] for array in arrays))
+    return TracedArray.of(out)
+
+
+def _torch_function(function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    if getattr(function, "__name__", "") == "__getitem__":
+        return captured("a tensor in a rule", args[0])[args[1]]
+    return tensors.call(function, args, dict(kwargs or {}))
+
+
 UFUNCS = sorted(name for name in {*OPS, *_DEFINED} if isinstance(getattr(np, name, None), np.ufunc))
 
 
-def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
+def _clip(x: Any, low: Any = None, high: Any = None) -> Any:
     x = x if low is None else _apply("maximum", x, low)
     return x if high is None else _apply("minimum", x, high)
 
 
 @constructor
-def where(condition: Any, a: Any, b: Any) -> Traced:
+def where(condition: Any, a: Any, b: Any) -> Any:
     """Take `a` where the boolean `condition` holds, else `b`, inside of a rule.
 
     It replaces `if`. The other branch has no influence.
@@ -349,11 +534,14 @@ def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
         got = f"the class {function.__name__}" if isinstance(function, type) else type_name(function)
         raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {got}")
     accepts(function, leaves, f"{rule} must take ({', '.join(leaves)})")
+    token = _captured.set({})
     try:
         result = function(*(Traced(make(leaf, "float" if leaf == "s" else "int")) for leaf in leaves))
     except Exception as error:
         error.add_note(f"while tracing {rule}")
         raise
+    finally:
+        _captured.reset(token)
     try:
         node = _operand(result)
     except TypeError:

@@ -43,7 +43,7 @@ def expressions() -> dict[str, Node]:
         if name in NO_FUNCTIONS or name == "where":
             continue
         for kind, x, y in (("float", leaf("s"), build("divide", leaf("j"), leaf("h"))), ("int", leaf("i"), leaf("j"))):
-            for operands in [(x,)] if getattr(np, name).nin == 1 else [(x, y), (y, x)]:
+            for operands in [(x,)] if name == "erf" or getattr(np, name).nin == 1 else [(x, y), (y, x)]:
                 try:
                     found[f"{name} of {kind}, {operands[0].op} first"] = build(name, *operands)
                 except TypeError:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import erf
 
 import jax
 from regard.jax.task import outline
@@ -63,6 +64,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "floor_divide": _integer(jnp.floor_divide),
     "remainder": _integer(jnp.remainder),
     "int": _truncate,
+    "erf": erf,
 }
 
 

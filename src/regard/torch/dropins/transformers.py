@@ -17,7 +17,6 @@ import torch
 
 from regard import rules, warning
 from regard.rules import Mask, Traced, as_mask, reads
-from regard.rules.expression import literal
 from regard.torch import modes
 from regard.torch.adapter import heads_first
 from regard.torch.graph.texts import named, text_of
@@ -326,38 +325,11 @@ def differs_by_head(rule: Mask | str) -> bool:
 
 
 class MaskIndex(Traced):
-    """An index, or a result of indices, in a mask function of transformers.
-
-    It has the members of tensors that such a function expects.
-    """
+    """An index, or a result of indices, in a mask function of transformers, which asks for its device."""
 
     __slots__ = ()
 
     device = torch.device("cpu")
-
-    def new_ones(self, shape: Any, **options: Any) -> "MaskIndex":
-        return MaskIndex(literal(True, "bool"))
-
-    def new_zeros(self, shape: Any, **options: Any) -> "MaskIndex":
-        return MaskIndex(literal(False, "bool"))
-
-
-class TableLookups(torch.overrides.TorchFunctionMode):
-    """Function mode that turns a tensor indexed with a `MaskIndex` into a table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: dict[int, tuple[torch.Tensor, Any]] = {}
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.__getitem__:
-            x, at = args
-            at = at if isinstance(at, tuple) else (at,)
-            if any(isinstance(index, MaskIndex) for index in at):
-                if id(x) not in self.tables:
-                    self.tables[id(x)] = x, rules.table(x.detach())
-                return self.tables[id(x)][1][at]
-        return function(*args, **(kwargs or {}))
 
 
 def mask(
@@ -427,8 +399,7 @@ def _traced(function: Callable[..., Any]) -> Mask:
         return function(*(MaskIndex(x.node) for x in (b, h, i, j)))
 
     traced.__name__ = getattr(function, "__name__", type(function).__name__)  # the text of the rule
-    with TableLookups():
-        return as_mask(traced)
+    return as_mask(traced)
 
 
 outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)

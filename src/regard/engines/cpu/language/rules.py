@@ -198,6 +198,6 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "log2": _log_of_base(2),
     "log10": _log_of_base(10),
     **{name: _intrinsic(name) for name in ("sqrt", "floor", "ceil", "rint", "trunc")},
-    **{name: _library(name) for name in ("expm1", "log1p", "sinh", "cosh", "sin", "cos", "tan")},
+    **{name: _library(name) for name in ("expm1", "log1p", "sinh", "cosh", "sin", "cos", "tan", "erf")},
     "arctan": _library("atan"),
 }

@@ -47,7 +47,7 @@ OPERATIONS: dict[str, str] = {
     "trunc": "trunc({0})",
     "log2": "tl.log2({0})",
     "log10": "tl.log({0}) * LOG10_E",
-    **{name: f"tl.{name}({{0}})" for name in ("exp", "exp2", "log", "sin", "cos", "floor", "ceil")},
+    **{name: f"tl.{name}({{0}})" for name in ("exp", "exp2", "log", "sin", "cos", "floor", "ceil", "erf")},
     **{name: f"{name}({{0}})" for name in ("expm1", "log1p", "tanh", "sinh", "cosh", "tan", "arctan")},
 }
 TYPES = {"bool": "tl.int1", "int": "INT", "float": "REAL"}
