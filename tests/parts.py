@@ -36,7 +36,7 @@ TABLE: tuple[Row, ...] = (
     # What only the extra test-slow installs
     Row("tests/browser/", "slow", "Playwright and Chromium"),
     Row("TestTriton|test_triton|test_bench_device", "slow", "Triton, whose interpreter is slow"),
-    Row("test_transformers|test_pretrained|test_capture_table", "slow", "transformers"),
+    Row("test_transformers|serves_transformers|test_pretrained|test_capture_table", "slow", "transformers"),
     Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),
     Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),

@@ -3,6 +3,8 @@
     python tests/foreign/run.py opinfo                       # PyTorch's samples of its function, against the drop-in
     python tests/foreign/run.py fuzz --count 10000           # so many random calls on each engine
     python tests/foreign/run.py fuzz --start 4000 --count 6000 --engine tiled    # the rest of a night that stopped
+    python tests/foreign/run.py gym CHECKOUT                 # attention-gym's functions, or `flash`: flash-attention's
+    python tests/foreign/run.py flex-time                    # `flex_attention` beside PyTorch's compiled one
 
 `opinfo` needs `pip install expecttest`, which `torch.testing` imports. Both print a table and exit with 1 where a check
 fails. A piece of `fuzz` is 100 calls from one seed: the calls 4000 to 4099 are the same ones every time. `.ci/run` runs
@@ -65,7 +67,20 @@ def main() -> int:
     part.add_argument("--start", type=int, default=0, help=f"the first call, a multiple of {PIECE}")
     part.add_argument("--count", type=int, default=10_000, help="so many calls on each engine")
     part.add_argument("--engine", action="append", choices=[*ENGINES, "triton"], help="may be repeated; cpu and tiled")
+    for name, package in (("gym", "attention-gym"), ("flash", "flash-attention")):
+        part = commands.add_parser(name, help=f"the functions of FlexAttention in a checkout of {package}")
+        part.add_argument("checkout", type=Path)
+    commands.add_parser("flex-time", help="flex_attention's forward beside PyTorch's compiled one, n = 2,048")
     given = parser.parse_args()
+    if given.command in ("gym", "flash", "flex-time"):
+        sys.path[:0] = [str(HERE), str(HERE.parent)]
+        import flex
+
+        return (
+            flex.time()
+            if given.command == "flex-time"
+            else bool(flex.run(given.checkout, getattr(flex, given.command)))
+        )
     if given.command == "opinfo":
         return bool(opinfo(given.only))
     return bool(fuzz(given.start, given.count, given.engine or list(ENGINES)))

@@ -30,6 +30,7 @@ from regard.torch import autograd as autograd  # operations and derivatives, bef
 from regard.torch import flash_attn as flash_attn
 from regard.torch import natten as natten
 from regard.torch import xformers as xformers
+from regard.torch.dropins.flex import flex, flex_attention
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt
 from regard.torch.dropins.stand_in import stand_in
@@ -50,6 +51,8 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
     "adopt",
+    "flex",
+    "flex_attention",
     "jagged_attention",
     "register_transformers",
     "scaled_dot_product_attention",

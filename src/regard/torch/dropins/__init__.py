@@ -3,6 +3,7 @@
 | Module | Contents |
 |---|---|
 | `functional` | `F.scaled_dot_product_attention` with PyTorch's conventions, and `sdpa()` |
+| `flex` | `flex_attention` with PyTorch's conventions, and `flex()` |
 | `nested` | the same on nested tensors |
 | `transformers` | transformers' attention interface, with masks as rules |
 | `stand_in` | `stand_in()`: the table of packages that regard stands in for |

@@ -50,7 +50,7 @@ class Package:
         """
         installed = _installed(self.name)
         if installed and self.replaced is not None:
-            return _with_attributes(self.replaced())
+            return with_attributes(self.replaced())
         if installed and not force:
             raise RuntimeError(
                 f"{self.distribution} is installed, and stand_in would hide it: give force=True to do so"
@@ -90,7 +90,8 @@ def _installed(name: str) -> bool:
     return sys.modules.get(name) is not None or importlib.util.find_spec(name) is not None
 
 
-def _with_attributes(attributes: Iterable[Attribute]) -> ExitStack:
+def with_attributes(attributes: Iterable[Attribute]) -> ExitStack:
+    """Set attributes until the returned stack is closed."""
     stack = ExitStack()
     for owner, name, x in attributes:
         stack.callback(setattr, owner, name, getattr(owner, name))
