@@ -34,6 +34,7 @@ from regard.torch.dropins.flex import flex, flex_attention
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt
 from regard.torch.dropins.stand_in import stand_in
+from regard.torch.dropins.tabpfn import register_tabpfn
 from regard.torch.dropins.transformers import register_transformers
 from regard.torch.dropins.triangle import triangle_attention
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
@@ -54,6 +55,7 @@ __all__ = [
     "flex",
     "flex_attention",
     "jagged_attention",
+    "register_tabpfn",
     "register_transformers",
     "scaled_dot_product_attention",
     "sdpa",
