@@ -22,6 +22,7 @@ TITLES = {
     "small": "Small calls from PyTorch tensors against PyTorch: 8 heads, d = 64, float32",
     "models": "Models of random weights: speed over that with PyTorch's SDPA",
     "shapes": "The drop-in in the shapes of models: speed over that of PyTorch's function",
+    "reach": "Functions of other packages: speed over that of the package, float32",
     "cold": "Cold: each in a process of its own",
     "memory": "Memory beyond inputs and outputs",
     "memory over n": "Memory over n: MiB beyond inputs and outputs, 2 heads, d = 64, float32",

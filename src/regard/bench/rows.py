@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import regard
-from regard.bench import limits, memory, model_rows
+from regard.bench import limits, memory, model_rows, reach
 from regard.bench.cases import Case, case
 from regard.bench.cold import KINDS, FirstCallRow, ImportRow
 from regard.bench.measure import SUBJECT
@@ -109,6 +109,7 @@ def rows() -> Iterator[Row]:
         yield SmallRow(f"plain, n = {n}", sized("plain", n))
         yield SmallRow(f"causal, n = {n}", sized("causal", n), quick=False)
     yield from model_rows.rows()
+    yield from reach.rows()
 
     yield ImportRow()
     for kind in KINDS:

@@ -1,0 +1,70 @@
+"""Rows of functions that have the names of other packages' functions, beside those packages."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from regard.bench.measure import EAGER, SUBJECT, Result, Setting
+from regard.bench.model_rows import on_threads
+from regard.bench.row_types import Named, Prepared, Row, compared
+
+Adapters = Mapping[str, Callable[[], Prepared]]
+
+
+@dataclass(frozen=True)
+class ReachRow:
+    """Speed of a function over that of the package that it stands for.
+
+    make: returns the exact results, and what prepares the calls.
+    """
+
+    name: str
+    package: str
+    make: Callable[[], tuple[Named, Adapters]]
+    goal: float | None = None
+    group: str = "reach"
+    quick: bool = False
+
+    def measure(self, s: Setting) -> Result:
+        result = Result(self.group, self.name, f"× the speed of {self.package}", True, self.goal, self.package)
+        return on_threads(result, s.threads, s, self.fill)
+
+    def fill(self, result: Result, s: Setting) -> None:
+        s.tick("float64")
+        exact, adapters = self.make()
+        compared(result, {}, adapters, (), exact, np.dtype(np.float32), 1.0, s)
+
+
+def triangle(n: int, backward: bool) -> tuple[Named, Adapters]:
+    """Triangle attention of 4 heads with a trained bias, as on a CPU in Boltz and OpenFold-3, in float32."""
+    import torch
+
+    from regard.torch import triangle_attention
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in [(1, n, 4, n, 32)] * 3 + [(1, 1, 4, n, n)]]
+    dout = torch.randn(1, n, 4, n, 32)
+
+    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return ((q * 32**-0.5) @ k.mT + bias).softmax(-1) @ v
+
+    def prepared(function: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32) -> Prepared:
+        x = [t.to(dtype).requires_grad_(backward) for t in inputs]
+
+        def call() -> list[torch.Tensor]:
+            out = function(*x)
+            return [out, *(torch.autograd.grad(out, x, dout.to(dtype)) if backward else ())]
+
+        names = ("out", "dq", "dk", "dv", "dbias")
+        return call, lambda results: {name: t.detach().numpy() for name, t in zip(names, results, strict=False)}
+
+    call, read = prepared(eager, torch.float64)
+    return read(call()), {EAGER: partial(prepared, eager), SUBJECT: partial(prepared, triangle_attention)}
+
+
+def rows() -> Iterator[Row]:
+    """Yield the rows; a package that is not installed is named as the reason for none of its times."""
+    for what, goal in ("forward", 8.0), ("forward and backward", 5.0):
+        yield ReachRow(f"triangle attention, N = 256, {what}", EAGER, partial(triangle, 256, what != "forward"), goal)
