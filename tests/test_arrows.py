@@ -45,6 +45,7 @@ COMMAND = "each command loads what it needs"
 LAZY = {
     "regard": ("*", "public names and adapters are loaded when they are first used"),
     "regard.bench.model_rows": ("bench.models", "PyTorch and transformers"),
+    "regard.bench.reach": ("torch torch.natten", "PyTorch"),
     "regard.bench.report": ("bench.plots", "matplotlib"),
     "regard.bench.run": ("bench.device engines.cpu.target.instructions", "PyTorch, Triton and llvmlite"),
     "regard.bench.shapes": ("torch", "PyTorch"),

@@ -672,6 +672,6 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytes
 def test_without_a_compiler_there_is_nothing_to_measure_against(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.cli.state", lambda: "llvmlite is missing: pip install llvmlite")
+    monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing: pip install llvmlite")
     assert main(["bench", "--list"]) == 2
     assert "compiled kernels: llvmlite is missing: pip install llvmlite" in capsys.readouterr().err

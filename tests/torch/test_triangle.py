@@ -131,6 +131,16 @@ def test_wrong_arguments_are_named(change: dict[str, Any], kind: type[Exception]
         triangle_attention(**(right | change))
 
 
+def test_the_package_that_cuequivariance_imports_is_provided() -> None:
+    """Of its functions it has the attention alone; what else it has is missing, as cuequivariance expects."""
+    with regard.torch.stand_in("cuequivariance_ops_torch"):
+        import cuequivariance_ops_torch as ops
+
+        assert ops.triangle_attention is triangle_attention
+        with pytest.raises(ImportError):
+            from cuequivariance_ops_torch import TriMulPrecision  # noqa: F401
+
+
 def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> type[torch.nn.Module]:
     """A class that stands at the place of a package's, with the same attributes and its formula."""
 

@@ -162,11 +162,14 @@ def llama(n: int, step: Callable[..., Prepared]) -> Model:
     return Model(LLAMA, partial(tokens, 1, n, 32_000), step)
 
 
+TRAINING = partial(training, dq="q_proj", dk="k_proj", dv="v_proj")
 MODELS = {
     "Llama, prefill of 256": llama(256, prefill),
     "Llama, prefill of 1,024": llama(1_024, prefill),
     "Llama, prefill of 2,048": llama(2_048, prefill),
-    "Llama, training of 512": llama(512, partial(training, dq="q_proj", dk="k_proj", dv="v_proj")),
+    "Llama, training of 256": llama(256, TRAINING),
+    "Llama, training of 512": llama(512, TRAINING),
+    "Llama, training of 1,024": llama(1_024, TRAINING),
     "Llama, generation of 32 after 1,024": llama(1_024 + 32, generation),
     "BERT, 4 padded to 256": Model(
         partial(of_transformers, "BertModel", num_hidden_layers=4), partial(padded, 4, 256, 30_522), forward

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 
+import regard
 from regard.bench.measure import EAGER, SUBJECT, Result, Setting
 from regard.bench.model_rows import on_threads
 from regard.bench.row_types import Named, Prepared, Row, compared
@@ -64,7 +66,30 @@ def triangle(n: int, backward: bool) -> tuple[Named, Adapters]:
     return read(call()), {EAGER: partial(prepared, eager), SUBJECT: partial(prepared, triangle_attention)}
 
 
+def neighborhood(n: int, kernel: int) -> tuple[Named, Adapters]:
+    """Neighborhood attention of 4 heads on a grid of n × n, forward."""
+    import torch
+
+    from regard.torch.natten import na2d
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, n, n, 4, 32)
+    heads = [x.flatten(1, 2).double().numpy() for x in (q, k, v)]
+    mask = regard.neighborhood((n, n), kernel)
+    exact = regard.attention(*heads, mask=mask, layout="bnhd", engine="tiled")
+
+    def prepared(function: Callable[..., torch.Tensor]) -> Prepared:
+        return partial(function, q, k, v, kernel), lambda out: out.flatten(1, 2).numpy()
+
+    def natten() -> Prepared:
+        return prepared(import_module("natten.functional").na2d)
+
+    return {"out": exact}, {"NATTEN": natten, SUBJECT: partial(prepared, na2d)}
+
+
 def rows() -> Iterator[Row]:
     """Yield the rows; a package that is not installed is named as the reason for none of its times."""
     for what, goal in ("forward", 8.0), ("forward and backward", 5.0):
-        yield ReachRow(f"triangle attention, N = 256, {what}", EAGER, partial(triangle, 256, what != "forward"), goal)
+        make = partial(triangle, 256, what != "forward")
+        yield ReachRow(f"triangle attention, N = 256, {what}", EAGER, make, goal, quick=what == "forward")
+    yield ReachRow("neighborhood attention, 56 × 56, kernel 7, forward", "NATTEN", partial(neighborhood, 56, 7), 100.0)

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from functools import partial
 
 from regard.arguments.values import boolean, choice
-from regard.torch.dropins import flash_modules, natten, xformers
+from regard.torch.dropins import flash_modules, natten, triangle, xformers
 from regard.torch.dropins.packages import Package, Shared
 
-PACKAGES: dict[str, Package] = {x.name: x for x in (flash_modules.PACKAGE, natten.PACKAGE, xformers.PACKAGE)}
+PACKAGES: dict[str, Package] = {x.PACKAGE.name: x.PACKAGE for x in (triangle, flash_modules, natten, xformers)}
 _shared: dict[str, Shared] = {name: Shared() for name in PACKAGES}
 
 
@@ -24,7 +24,7 @@ def stand_in(package: str, *, force: bool = False) -> ExitStack:
     returned stack is closed. All threads see it; it ends when the last of its users ends it.
 
     Args:
-        package: "flash_attn", "natten" or "xformers".
+        package: "cuequivariance_ops_torch" (triangle attention alone), "flash_attn", "natten" or "xformers".
         force: hide an installed package that stand_in would refuse to replace.
 
     Raises ValueError for another package, RuntimeError for an installed one that is not replaced

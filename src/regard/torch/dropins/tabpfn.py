@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from regard.core.tensors import NUMPY
 from regard.ops.attention import attention
 
-SHARED = "tabpfn.architectures.shared"
 FLOATS = {dtype for dtype in NUMPY if dtype.is_floating_point}
 
 
@@ -27,15 +25,14 @@ def register_tabpfn() -> None:
     >>> regard.torch.register_tabpfn()  # doctest: +SKIP
     """
     try:
-        import_module(
-            f"{SHARED}.scaled_dot_product_attention"
-        )  # registers TabPFN's own backends, to be asked after ours
-        register = import_module(f"{SHARED}.attention_backends").register_attention_backend
-    except (ImportError, AttributeError) as error:
+        # The import of the first registers TabPFN's own backends, which are then asked after ours.
+        import tabpfn.architectures.shared.scaled_dot_product_attention  # noqa: F401
+        from tabpfn.architectures.shared.attention_backends import register_attention_backend
+    except ImportError as error:
         raise ImportError(
             f"register_tabpfn needs tabpfn with a registry of attention backends, as of version 9: {error}"
         ) from None
-    register(BACKEND)
+    register_attention_backend(BACKEND)
 
 
 class Backend:

@@ -9,6 +9,7 @@ import torch
 from regard.ops.attention import attention
 from regard.rules import padding, type_name
 from regard.torch.arrays import concrete
+from regard.torch.dropins.packages import Package
 
 HIDDEN = -1e9  # the score that cuequivariance gives to a hidden key
 
@@ -127,3 +128,11 @@ def _check(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a tensor has another shape than the one that is expected."""
     if x.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+
+
+PACKAGE = Package(
+    name="cuequivariance_ops_torch",
+    distribution="cuequivariance-ops-torch",
+    version="0.13.0",
+    modules={"cuequivariance_ops_torch": {"triangle_attention": triangle_attention}},
+)
