@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -87,9 +88,38 @@ def neighborhood(n: int, kernel: int) -> tuple[Named, Adapters]:
     return {"out": exact}, {"NATTEN": natten, SUBJECT: partial(prepared, na2d)}
 
 
+def alibi(n: int) -> tuple[Named, Adapters]:
+    """FlexAttention with a causal mask and ALiBi's score, 8 heads, d = 64, forward."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import flex_attention as original
+
+    from regard.torch import flex_attention
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 8, n, 64)
+    slopes = 2.0 ** -torch.arange(1, 9)
+    causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cpu")
+    wide = [x.double().numpy() for x in (q, k, v)]
+    rule = regard.alibi(slopes.double().numpy())
+    exact = regard.attention(*wide, causal=True, score=rule, engine="tiled")
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s - slopes[h] * (i - j)
+
+    def prepared(function: Callable[..., Any]) -> Prepared:
+        return partial(function, q, k, v, score, causal), lambda out: out.numpy()
+
+    def compiled() -> Prepared:
+        return prepared(torch.compile(original))
+
+    return {"out": exact}, {"FlexAttention": compiled, SUBJECT: partial(prepared, flex_attention)}
+
+
 def rows() -> Iterator[Row]:
     """Yield the rows; a package that is not installed is named as the reason for none of its times."""
     for what, goal in ("forward", 8.0), ("forward and backward", 5.0):
         make = partial(triangle, 256, what != "forward")
         yield ReachRow(f"triangle attention, N = 256, {what}", EAGER, make, goal, quick=what == "forward")
     yield ReachRow("neighborhood attention, 56 × 56, kernel 7, forward", "NATTEN", partial(neighborhood, 56, 7), 100.0)
+    yield ReachRow("FlexAttention, causal with ALiBi, n = 2,048, forward", "FlexAttention", partial(alibi, 2_048), 1.0)

@@ -17,33 +17,34 @@ LARGE = -1e4  # a bias of at most this hides a key
 
 
 def adopt(model: torch.nn.Module) -> list[str]:
-    """Replace the attention of Boltz's and OpenFold-3's modules in a model, and return the modules' names.
+    """Replace the attention of Boltz's and OpenFold-3's modules, and return the modules' names.
 
-    These packages take their fast kernels on CUDA devices only. The modules that are replaced compute
-    triangle attention, attention with pair bias, MSA row and column attention and atom attention, by
-    `regard.attention`, in training too. Parameters and their names stay. To undo it for a module, delete its
-    attribute `forward`.
+    These packages take their fast kernels on CUDA devices only. The modules that are replaced
+    compute triangle attention, attention with pair bias, MSA row and column attention and atom
+    attention, by `regard.attention`, in training too. Parameters and their names stay. To undo it
+    for a module, delete its attribute `forward`.
 
     Args:
         model: a module that contains such modules, or is one.
 
-    A query that sees no key gives the mean of the values. OpenFold's biases that are the same for all heads and queries
-    are masks: 0 attends; what is neither 0 nor at most −1e4 raises ValueError in the call.
+    A query that sees no key gives the mean of the values. OpenFold's biases that are the same for
+    all heads and queries are masks: 0 attends; what is neither 0 nor at most −1e4 raises ValueError
+    in the call.
 
-    Raises TypeError if `model` is no module, ValueError if nothing in it can be replaced, or if a package's module has
-    other parameters than expected.
+    Raises TypeError if `model` is no module, ValueError if nothing in it can be replaced, or if a
+    package's module has other parameters than expected.
 
     >>> import torch, regard.torch
     >>> regard.torch.adopt(torch.nn.ReLU())
     Traceback (most recent call last):
       ...
-    ValueError: model contains no attention of Boltz or OpenFold-3, got torch.nn.modules.activation.ReLU
+    ValueError: model has no attention of Boltz or OpenFold-3, got torch.nn.modules.activation.ReLU
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type_name(model)}")
     modules = {name: (module, replacement) for name, module in model.named_modules() if (replacement := _of(module))}
     if not modules:
-        raise ValueError(f"model contains no attention of Boltz or OpenFold-3, got {type_name(model)}")
+        raise ValueError(f"model has no attention of Boltz or OpenFold-3, got {type_name(model)}")
     for module, replacement in modules.values():
         _check(module, replacement)
     for module, replacement in modules.values():

@@ -24,7 +24,8 @@ def stand_in(package: str, *, force: bool = False) -> ExitStack:
     returned stack is closed. All threads see it; it ends when the last of its users ends it.
 
     Args:
-        package: "cuequivariance_ops_torch" (triangle attention alone), "flash_attn", "natten" or "xformers".
+        package: "cuequivariance_ops_torch" (triangle attention alone), "flash_attn", "natten" or
+            "xformers".
         force: hide an installed package that stand_in would refuse to replace.
 
     Raises ValueError for another package, RuntimeError for an installed one that is not replaced

@@ -15,9 +15,9 @@ FLOATS = {dtype for dtype in NUMPY if dtype.is_floating_point}
 def register_tabpfn() -> None:
     """Register regard as the attention backend of TabPFN for calls on the CPU.
 
-    Models made before and after use it, in training too. TabPFN asks its backends in turn, the last registered one
-    first; `tabpfn.architectures.shared.attention_backends.unregister_attention_backend("regard")` ends it. To
-    register again changes nothing.
+    Models made before and after use it, in training too. TabPFN asks its backends in turn, the one
+    registered last first. To register again changes nothing. The name is "regard", by which
+    TabPFN's `unregister_attention_backend` ends it.
 
     Raises ImportError if tabpfn is not installed, or has no such registry.
 

@@ -28,28 +28,28 @@ def triangle_attention(
     """Compute attention within each row of a pair representation, with one bias for all rows.
 
     out = softmax(scale · q kᵀ + bias) v, by the signature and with the meaning of
-    `cuequivariance_torch.triangle_attention`. Scores are never stored. It is differentiable twice in q, k, v and bias;
-    the gradient of bias has its shape, and the same bits in every run.
+    `cuequivariance_torch.triangle_attention`. Scores are never stored. It is differentiable twice
+    in q, k, v and bias; the gradient of bias has its shape, and the same bits in every run.
 
     Args:
         q: (B, N, H, Q, D), or (N, H, Q, D) for B = 1.
         k, v: (B, N, H, K, D), or (N, H, K, D).
         bias: (B, 1, H, Q, K), or (1, H, Q, K), of the dtype of q or float32.
-        mask: (B, N, 1, 1, K), or (N, 1, 1, K); nonzero = attend. A row without keys gives the mean of its
-            values, as in the package, where its scores are all −1e9.
+        mask: (B, N, 1, 1, K), or (N, 1, 1, K); nonzero = attend. A row without keys gives the mean
+            of its values, as in the package, where its scores are all −1e9.
         scale: factor of q kᵀ, by default 1/√D.
         return_aux: also return lse and the largest score of each query, without derivatives.
-        kv_lengths: (B, N, 1, 1, 1) integers in place of mask: the number of leading keys that each row
-            sees. More than K means K. A row of length 0 gives 0, also as lse and largest score.
+        kv_lengths: (B, N, 1, 1, 1) integers in place of mask: the number of leading keys that each
+            row sees. More than K means K. A row of length 0 gives 0, also as lse and largest score.
 
-    Returns out (B, N, H, Q, D); with return_aux (out, lse, largest score), the last two (B, N, H, Q) in
-    float32.
+    Returns out (B, N, H, Q, D); with return_aux (out, lse, largest score), the last two
+    (B, N, H, Q) in float32.
 
-    Raises TypeError for what is no tensor, ValueError where shapes do not fit, and for mask together with
-    kv_lengths.
+    Raises TypeError for what is no tensor, ValueError where shapes do not fit, and for mask
+    together with kv_lengths.
 
-    Source: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold", algorithms 13
-    and 14 of its supplement.
+    Source: Jumper et al. 2021, "Highly accurate protein structure prediction with AlphaFold",
+    algorithms 13 and 14 of its supplement.
 
     >>> import torch, regard.torch
     >>> q, k, v = torch.randn(3, 1, 6, 2, 6, 8)
