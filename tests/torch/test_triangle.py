@@ -195,9 +195,7 @@ def test_adopt_refuses_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) ->
     cls = module_of("boltz.model.layers.triangular_attention.primitives", monkeypatch)
     with pytest.raises(ValueError, match=r"primitives.Attention.forward has parameters .* not know: biases, use_lma"):
         regard.torch.adopt(cls())
-    with pytest.raises(
-        ValueError, match=r"no attention of Boltz or OpenFold-3, got torch.nn.modules.linear.Linear"
-    ):
+    with pytest.raises(ValueError, match=r"no attention of Boltz or OpenFold-3, got torch.nn.modules.linear.Linear"):
         regard.torch.adopt(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
         regard.torch.adopt(3)  # type: ignore[arg-type]
