@@ -137,27 +137,6 @@ def test_forward_over_forward(case: Case) -> None:
         torch.testing.assert_close(got, (high - low) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
-def test_third_derivatives_raise() -> None:
-    q = normal(2, 5, 3).requires_grad_()
-    (first,) = torch.autograd.grad(regard.attention(q, q, q).square().sum(), q, create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="third derivatives are not provided"):
-        torch.autograd.grad(second.square().sum(), q)
-
-    def twice(q: torch.Tensor) -> torch.Tensor:
-        return grad(lambda q: grad(lambda q: regard.attention(q, q, q).square().sum())(q).square().sum())(q)
-
-    def along(f: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda q: jvp(f, (q,), (q,))[1]
-
-    def loss(q: torch.Tensor) -> torch.Tensor:
-        return regard.attention(q, q, q).square().sum()
-
-    for function in (along(twice), along(along(along(loss))), grad(along(along(loss))), along(along(grad(loss)))):
-        with pytest.raises(NotImplementedError, match=r"third derivatives are not provided"):
-            function(q.detach())
-
-
 @pytest.mark.parametrize("n", range(6), ids=list(SHAPES))
 def test_no_transform_gives_a_silent_zero(n: int) -> None:
     """Every way to a derivative in each input gives the same number, which is not zero."""

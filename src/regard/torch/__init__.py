@@ -11,6 +11,7 @@
 | `calls` | a call as data, and its `Problem` once its tensors are arrays: checked and prepared there alone |
 | `kernels` | an engine's five functions on tensors |
 | `autograd` | their derivatives |
+| `composed/` | derivatives beyond the second, by PyTorch's operations |
 | `batching` | `vmap` of calls |
 | `arrays` | checks of tensors, their values, autocast |
 | `rules` | rules that read tensors |

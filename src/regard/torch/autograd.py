@@ -1,4 +1,4 @@
-"""Derivatives of attention for PyTorch, as five autograd functions.
+"""Derivatives of attention for PyTorch, as six autograd functions.
 
 x are the inputs, F(x) the outputs and J(x) t their tangents. B(x, c) = J(x)ᵀ c are the gradients of ⟨c, F⟩. ∂B(x, c, t)
 is the tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
@@ -10,10 +10,14 @@ is the tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
     reverse of J along c:    ∂B(x, c, t) in x;  B(x, c) in t
     forward of J along u, ṫ: ∂J(x, t, u) + J(x) ṫ
 
-for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. So the five give the derivatives of F, B and J. Those of ∂B and ∂J, third
-derivatives, raise. All but F also take the outputs. These are functions of x, so their gradients are counted in x.
+for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. So these five give the derivatives of F, B and J. Those of ∂B and ∂J are
+the sixth, which computes derivatives of any order by PyTorch's operations (`composed/`). B, J, ∂B and ∂J also take the
+outputs. These are functions of x, so their gradients are counted in x.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,13 +38,14 @@ from regard.torch.modes import (
     outside_of_graphs,
     transformed,
     transforms_active,
+    with_forward_mode,
 )
 
 NONE: Tensors = (None, None, None)
 
 
 class AttentionOperation(SingleLevelFunction):
-    """Base of the five: a function of (call, *tensors or None).
+    """Base of the six: a function of (call, *tensors or None).
 
     Without an active transform, `apply` reads nothing but the tensors.
     """
@@ -66,8 +71,13 @@ class AttentionOperation(SingleLevelFunction):
         args = args[0], *(None if x is None else alive(x) for x in args[1:])
         batch = legacy_batch(args) if in_legacy_vmap() else None
         if batch is not None:
-            return batch.map(cls.apply, cls.roles(args[0]), cls.gives_gradients, args[0])
+            return batch.map(partial(cls.over_batch, cls.apply), args[0])
         return super().apply(*args)
+
+    @classmethod
+    def over_batch(cls, apply: Any, size: int, dims: Any, call: TensorCall, given: Any) -> Any:
+        """Apply the function to a batch by `apply`; return the results and their batch axes."""
+        return batched(apply, cls.roles(call), cls.gives_gradients, size, dims, call, given)
 
     @classmethod
     def at_level(cls, *args: Any) -> Any:
@@ -212,26 +222,12 @@ class TangentFunction(AttentionOperation):
         second = TangentTangentFunction.apply(call, *inputs, *outputs, *t, *d, *u, *d_u)
         if all_none(d_t):
             return second
-        return tuple(x + y for x, y in zip(second, TangentFunction.apply(call, *inputs, *outputs, *d_t), strict=True))
+        moved = TangentFunction.apply(call, *inputs, *outputs, *d_t)
+        with with_forward_mode(True):
+            return tuple(map(torch.add, second, moved))
 
 
-class SecondDerivativeFunction(AttentionOperation):
-    """Base of ∂B and ∂J, which have no derivatives of their own."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
-        raise NotImplementedError("regard.attention: third derivatives are not provided")
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        raise NotImplementedError("regard.attention: third derivatives are not provided")
-
-
-class BackwardTangentFunction(SecondDerivativeFunction):
+class BackwardTangentFunction(AttentionOperation):
     """∂B: tangents of the gradients.
 
     (call, *inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients.
@@ -249,8 +245,23 @@ class BackwardTangentFunction(SecondDerivativeFunction):
         found: Tensors = execute("attention_backward_tangent", call, given)
         return found
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.call, *given = inputs
+        save_for_both_modes(ctx, *given)
+        ctx.set_materialize_grads(True)
 
-class TangentTangentFunction(SecondDerivativeFunction):
+    @staticmethod
+    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
+        further = Further.of_backward_tangent(ctx.call, ctx.saved_tensors)
+        return None, *further.reverse(zeros_for(u, further.given[: len(u)]))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
+        return Further.of_backward_tangent(ctx.call, ctx.saved_tensors).forward(tangents)
+
+
+class TangentTangentFunction(AttentionOperation):
     """∂J: tangents of the tangents along a second direction.
 
     (call, *inputs, *outputs, *t, *d_t, *u, *d_u) → ∂J(x, t, u). t and u are tangents of the floats, d_t and d_u those
@@ -267,6 +278,114 @@ class TangentTangentFunction(SecondDerivativeFunction):
     def forward(call: TensorCall, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = execute("attention_tangent_tangent", call, given)
         return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.call, *given = inputs
+        save_for_both_modes(ctx, *given)
+        ctx.set_materialize_grads(True)
+
+    @staticmethod
+    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
+        return None, *Further.of_tangent_tangent(ctx.call, ctx.saved_tensors).reverse(u)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
+        return Further.of_tangent_tangent(ctx.call, ctx.saved_tensors).forward(tangents)
+
+
+class FurtherDerivativeFunction(AttentionOperation):
+    """A derivative beyond the second: (call with its steps, *inputs, *rest) → results.
+
+    It varies with the floats of the call and with `rest`, and so do its derivatives: each has one step more.
+    """
+
+    operation = "attention_derivative"
+
+    @classmethod
+    def over_batch(cls, apply: Any, size: int, dims: Any, call: TensorCall, given: Any) -> Any:
+        results = tuple(apply(replace(call, steps=(*call.steps, tuple(dims))), *given))
+        return results, (0,) * len(results)
+
+    @staticmethod
+    def forward(call: TensorCall, *given: torch.Tensor) -> Tensors:
+        found: Tensors = execute("attention_derivative", call, given)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.call, *given = inputs
+        save_for_both_modes(ctx, *given)
+        ctx.set_materialize_grads(True)
+
+    @staticmethod
+    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
+        return None, *Further.of(ctx.call, ctx.saved_tensors).reverse(u)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
+        return Further.of(ctx.call, ctx.saved_tensors).forward(tangents)
+
+
+@dataclass(frozen=True)
+class Further:
+    """∂B, ∂J or a derivative beyond them, to be differentiated once more.
+
+    call: with the steps so far. given: the tensors of the autograd function. places: of those that vary among them, in
+    addition to the floats of the call. rest: these tensors, zeros where None is given.
+    """
+
+    call: TensorCall
+    given: Tensors
+    places: Sequence[int]
+    rest: Sequence[torch.Tensor]
+
+    @staticmethod
+    def of(call: TensorCall, given: Tensors) -> "Further":
+        inputs = len(call.inputs)
+        return Further(call, given, range(inputs, len(given)), given[inputs:])
+
+    @staticmethod
+    def of_backward_tangent(call: TensorCall, given: Tensors) -> "Further":
+        n, m = len(call.floats), len(call.outputs)
+        inputs, outputs, ct, t, _, d_ct = parts(call, range(len(given)), 3, 3, n, 3, 3)
+        like = *outputs[:m], *inputs[:n], *outputs[:m]
+        return Further.of_second("backward_tangent", call, given, (*ct[:m], *t, *d_ct[:m]), like)
+
+    @staticmethod
+    def of_tangent_tangent(call: TensorCall, given: Tensors) -> "Further":
+        n = len(call.floats)
+        inputs, _, t, _, u, _ = parts(call, range(len(given)), 3, n, 3, n, 3)
+        return Further.of_second("tangent_tangent", call, given, (*u, *t), (*inputs[:n], *inputs[:n]))
+
+    @staticmethod
+    def of_second(name: str, call: TensorCall, given: Tensors, places: Sequence[int], like: Any) -> "Further":
+        rest = zeros_for([given[n] for n in places], [given[n] for n in like])
+        return Further(replace(call, steps=(name,), cached=None), given, places, rest)
+
+    def derivative(self, step: str, *more: torch.Tensor) -> Tensors:
+        call = replace(self.call, steps=(*self.call.steps, step))
+        found: Tensors = FurtherDerivativeFunction.apply(call, *self.given[: len(call.inputs)], *self.rest, *more)
+        return found
+
+    def reverse(self, u: Sequence[Any]) -> list[torch.Tensor | None]:
+        """Return the gradients of ⟨u, results⟩ in each tensor given, None in those that do not vary."""
+        floats = range(len(self.call.floats))
+        gradients: list[torch.Tensor | None] = [None] * len(self.given)
+        for n, x in zip((*floats, *self.places), self.derivative("reverse", *u), strict=True):
+            gradients[n] = None if self.given[n] is None else x
+        return gradients
+
+    def forward(self, t: Tensors) -> Tensors:
+        """Return the tangents of the results along those of each tensor given."""
+        floats = len(self.call.floats)
+        along = zeros_for([*t[:floats], *(t[n] for n in self.places)], [*self.given[:floats], *self.rest])
+        return self.derivative("forward", *along)
+
+
+def zeros_for(given: Sequence[torch.Tensor | None], like: Sequence[Any]) -> list[torch.Tensor]:
+    """Return tensors, with zeros in place of None."""
+    return [torch.zeros_like(y) if x is None else x for x, y in zip(given, like, strict=True)]
 
 
 def save_for_both_modes(ctx: Any, *tensors: torch.Tensor | None) -> None:
@@ -324,9 +443,7 @@ def differentiable(function: type[AttentionOperation]) -> None:
         def apply(call: TensorCall, *given: torch.Tensor | None) -> list[torch.Tensor]:
             return operate(name, call, given)
 
-        call = call_of(text)
-        roles, sums = function.roles(call), function.gives_gradients
-        results, dims = batched(apply, roles, sums, info.batch_size, in_dims[0], call, given)
+        results, dims = function.over_batch(apply, info.batch_size, in_dims[0], call_of(text), given)
         return list(results), list(dims)
 
     library.impl(name, kernel, "Autograd")
@@ -339,5 +456,6 @@ for _function in (
     TangentFunction,
     BackwardTangentFunction,
     TangentTangentFunction,
+    FurtherDerivativeFunction,
 ):
     differentiable(_function)

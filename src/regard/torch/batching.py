@@ -81,7 +81,7 @@ class LegacyBatch:
     level: int
     depth: int
 
-    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: TensorCall) -> tuple[Any, ...]:
+    def map(self, over_batch: Callable[..., Any], call: TensorCall) -> tuple[Any, ...]:
         """Apply an operation to the batch, outside of its level."""
         size = next(len(x) for x, m in zip(self.tensors, self.mapped, strict=True) if x is not None and m)
         inside = range(self.level, self.depth + 1)
@@ -89,7 +89,7 @@ class LegacyBatch:
             legacy_vmap_leave()
         try:
             dims = [0 if m else None for m in self.mapped]
-            results, _ = batched(apply, roles, sums, size, dims, call, self.tensors)
+            results, _ = over_batch(size, dims, call, self.tensors)
         finally:
             for _ in inside:
                 legacy_vmap_enter()

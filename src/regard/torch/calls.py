@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class TensorCall:
     tables of the score. others: inputs without one: "offset", "seed", integers and masks in rules. options: those of
     `regard.attention` that are no tensors. folded: leading axes that `vmap` added, and that rules do not see. weights:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
-    results too. cached: runs the call on tensors of the same signature (`torch/fastpath.py`). shared: its problem but
-    for the arrays of those.
+    results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). cached: runs the call on tensors
+    of the same signature (`torch/fastpath.py`). shared: its problem but for the arrays of those.
     """
 
     options: dict[str, Any]
@@ -50,6 +50,7 @@ class TensorCall:
     folded: int = 0
     weights: bool = False
     before_weights: bool = False
+    steps: tuple[Any, ...] = ()
     cached: Any = None
     shared: "SharedCall | None" = None
 
@@ -79,6 +80,38 @@ class TensorCall:
             return "out", "lse"
         first = ("entropy",) if ENTROPY in self.observe else ()
         return "out", "lse", *first, *(name for s in self.observe if s not in (LSE, ENTROPY) for name in s.arrays)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the results with a derivative, which are the first."""
+        return tuple(name for name in ("out", "lse", "entropy") if name in self.results)
+
+
+class CallSizes(NamedTuple):
+    """Sizes of a call.
+
+    lead: leading dimensions, broadcast. value: features of the output, 0 if the output is the weights.
+    """
+
+    lead: tuple[int, ...]
+    heads: int
+    groups: int
+    n_q: int
+    n_k: int
+    d: int
+    value: int
+    positions_first: bool
+
+    @staticmethod
+    def of(call: TensorCall, shapes: Sequence[Any]) -> "CallSizes":
+        """Read the sizes from the shapes of a call's inputs."""
+        named: dict[Any, Any] = dict(zip(call.inputs, shapes, strict=False))
+        q, k = named["query"], named["key"]
+        v: Any = named.get("value", k)
+        first = call.options["layout"] == "bnhd"
+        n, h = (-3, -2) if first else (-2, -3)
+        lead = torch.broadcast_shapes(*(x[:-3] for x in (q, k, v)))
+        return CallSizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
 
 
 @dataclass(frozen=True, eq=False)

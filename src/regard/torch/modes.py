@@ -72,6 +72,10 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # The trace that runs now. Without its symbols a function would compare an index with one, which Dynamo takes for False.
 _tracing_context = torch._guards.TracingContext.try_get
 
+# Inside, autograd is on again. Without it what an operation computes below autograd could not be differentiated there.
+_excluded = torch._C._SetExcludeDispatchKeyGuard
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+
 # Tensors of FakeTensorMode, and those of the functionalization of AOTAutograd. Without them they would be refused.
 _FAKE = (FakeTensor, FunctionalTensor)
 
@@ -132,6 +136,11 @@ class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
     """
 
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # else its backward raises
+
+
+def above_autograd() -> Any:
+    """Return a context in which autograd is on, also inside of `below_autograd`."""
+    return _excluded(_AUTOGRAD, False)
 
 
 def constant(function: F) -> F:

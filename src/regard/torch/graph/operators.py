@@ -1,6 +1,6 @@
 """Operations of PyTorch's dispatcher: attention, its derivatives, and a seed.
 
-Attention and its four derivatives take a list of tensors and a call as text. Modes and traced graphs see these five and
+Attention and its derivatives take a list of tensors and a call as text. Modes and traced graphs see these six and
 nothing below them. A fake kernel gives the shapes of results. Their derivatives are the autograd functions of
 `torch/autograd.py`, which call them in turn.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -18,7 +18,8 @@ from regard.core.statistics import ENTROPY, INTEGERS, LSE, Sizes
 from regard.ops.normalization import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
-from regard.torch.calls import TensorCall
+from regard.torch.calls import CallSizes, TensorCall
+from regard.torch.composed import higher
 from regard.torch.graph.texts import call_of, text_of_call
 from regard.torch.modes import (
     below_autograd,
@@ -38,33 +39,6 @@ Given = Sequence[torch.Tensor | None]
 HOST = ("offset", "seed")  # numbers that checks and plans read on the host
 
 library = torch.library.Library("regard", "DEF")
-
-
-class CallSizes(NamedTuple):
-    """Sizes of a call.
-
-    lead: leading dimensions, broadcast. value: features of the output, 0 if the output is the weights.
-    """
-
-    lead: tuple[int, ...]
-    heads: int
-    groups: int
-    n_q: int
-    n_k: int
-    d: int
-    value: int
-    positions_first: bool
-
-    @staticmethod
-    def of(call: TensorCall, shapes: Sequence[Any]) -> "CallSizes":
-        """Read the sizes from the shapes of a call's inputs."""
-        named: dict[Any, Any] = dict(zip(call.inputs, shapes, strict=False))
-        q, k = named["query"], named["key"]
-        v: Any = named.get("value", k)
-        first = call.options["layout"] == "bnhd"
-        n, h = (-3, -2) if first else (-2, -3)
-        lead = torch.broadcast_shapes(*(x[:-3] for x in (q, k, v)))
-        return CallSizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
 
 
 def execute(name: str, call: TensorCall, given: Given) -> Any:
@@ -129,6 +103,12 @@ def floats_fake(given: list[Any], text: str) -> Results:
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[: len(call_of(text).floats)]]
 
 
+def derivative_fake(given: list[Any], text: str) -> Results:
+    """Return empty results of a derivative beyond the second."""
+    call = call_of(text)
+    return higher.empty_results(call, given, lambda inputs: attention_fake(inputs, text)[: len(call.outputs)])
+
+
 def attention_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
     """Count Q Kᵀ and P V over all pairs, masked or not, as PyTorch does for its own."""
     return products(shapes, text, 1, 1)
@@ -157,6 +137,17 @@ def tangent_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> 
     return products(shapes, text, 7, 3)
 
 
+def derivative_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Count twice as much for each forward step, three times as much for each reverse one."""
+    call = call_of(text)
+    given = [torch.empty(x, device="meta") for x in shapes]
+    one, examples = higher.one_example(call, given)
+    second, *steps = call.steps
+    forward, reverse = (1, 1) if second == "backward_tangent" else (2, 0)
+    factor = 2 ** (forward + steps.count("forward")) * 3 ** (reverse + steps.count("reverse"))
+    return examples * factor * products([x.shape for x in one], text, 1, 1)
+
+
 def products(shapes: Any, text: str, over_d: int, over_value: int) -> int:
     """Return the floating-point operations of some products over d and d_v.
 
@@ -173,6 +164,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "attention_tangent": kernels.tangent,
     "attention_backward_tangent": kernels.backward_tangent,
     "attention_tangent_tangent": kernels.tangent_tangent,
+    "attention_derivative": higher.derivative,
 }
 FAKES = {
     "attention": attention_fake,
@@ -180,6 +172,7 @@ FAKES = {
     "attention_tangent": outputs_fake,
     "attention_backward_tangent": floats_fake,
     "attention_tangent_tangent": outputs_fake,
+    "attention_derivative": derivative_fake,
 }
 FLOPS = {
     "attention": attention_flops,
@@ -187,6 +180,7 @@ FLOPS = {
     "attention_tangent": tangent_flops,
     "attention_backward_tangent": backward_tangent_flops,
     "attention_tangent_tangent": tangent_tangent_flops,
+    "attention_derivative": derivative_flops,
 }
 
 

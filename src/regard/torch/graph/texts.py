@@ -189,7 +189,7 @@ def text_of_call(call: TensorCall) -> str:
             mask=mask, score=score, slots=[score_slots, mask_slots], engine=call.engine, weights=call.weights,
             floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
             others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
-            observe=[[s.name, s.of] for s in call.observe], folded=call.folded,
+            observe=[[s.name, s.of] for s in call.observe], folded=call.folded, steps=call.steps,
             options={name: x for name, x in call.options.items() if name not in (*RULES, "observe")},
         )  # fmt: skip
         _calls[found] = call
@@ -229,6 +229,7 @@ def _read(text: str) -> TensorCall:
     observe = tuple(statistic(name, observed(of)) for name, of in given["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
     call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"])
+    call = replace(call, steps=frozen(given.get("steps", [])))
     _texts[call] = text
     return call
 
