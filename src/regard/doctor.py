@@ -57,7 +57,17 @@ def _engines() -> dict[str, str]:
     first, second = states[:2]
     if first.reason:
         found[second.name] += f", runs all calls in place of {first.name}"
+    if find_spec("torch") is not None:
+        found["PyTorch's own SDPA"] = _sdpa()
     return found
+
+
+def _sdpa() -> str:
+    """Return who computes `F.scaled_dot_product_attention` on the CPU in this process."""
+    activation = sys.modules.get("regard.torch.dropins.activation")  # PyTorch is not imported for it
+    if activation is not None and activation.active():
+        return "regard's on the CPU: regard.torch.activate() is in force"
+    return "PyTorch's: regard.torch.activate() replaces it on the CPU"
 
 
 def _threads() -> dict[str, str]:

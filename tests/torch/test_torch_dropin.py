@@ -17,6 +17,15 @@ from regard.torch import scaled_dot_product_attention as ours
 THEIRS = F.scaled_dot_product_attention
 
 
+def activated(*args: Any, **kwargs: Any) -> Any:
+    """PyTorch's function while regard is active in its place."""
+    with regard.torch.activate():
+        return THEIRS(*args, **kwargs)
+
+
+both = pytest.mark.parametrize("ours", [ours, activated], ids=["ours", "activated"])
+
+
 def normal(*shape: int, dtype: Any = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype)
 
@@ -55,7 +64,8 @@ CASES: dict[str, tuple[tuple[Any, Any, Any], Callable[[], dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_as_pytorch(name: str) -> None:
+@both
+def test_the_same_as_pytorch(name: str, ours: Any) -> None:
     shapes, options = CASES[name]
     q, k, v = (normal(*shape).requires_grad_() for shape in shapes)
     given = options()
@@ -87,13 +97,15 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_pytorchs_errors(name: str) -> None:
+@both
+def test_pytorchs_errors(name: str, ours: Any) -> None:
     for function in (THEIRS, ours):
         with pytest.raises(RuntimeError):
             REFUSED[name](function)
 
 
-def test_what_is_hidden_does_not_reach_the_output() -> None:
+@both
+def test_what_is_hidden_does_not_reach_the_output(ours: Any) -> None:
     """The one difference: PyTorch's result is NaN here, for one query or for all."""
     q, k, v = normal(4, 5, 8), normal(4, 5, 8), normal(4, 5, 8)
     k[:, 4] = v[:, 4] = torch.nan
@@ -101,7 +113,8 @@ def test_what_is_hidden_does_not_reach_the_output() -> None:
     assert not ours(q, k, v, is_causal=True)[:, :4].isnan().any()
 
 
-def test_dropout_follows_the_generator() -> None:
+@both
+def test_dropout_follows_the_generator(ours: Any) -> None:
     q = normal(4, 50, 8)
     torch.manual_seed(0)
     first = ours(q, q, torch.ones_like(q), dropout_p=0.25)
@@ -166,7 +179,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_of_another_type_is_a_type_error(name: str) -> None:
+@both
+def test_what_is_of_another_type_is_a_type_error(name: str, ours: Any) -> None:
     for wrong in WRONG[name]:
         given = {"query": normal(*Q), "key": normal(*K), "value": normal(*V), name: wrong}
         expected = {"dropout_p": "float", "scale": "float", "is_causal": "bool", "enable_gqa": "bool"}.get(
@@ -180,20 +194,23 @@ def test_what_is_of_another_type_is_a_type_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("x", [1, True, np.float32(0.5), np.float64(0.5), np.int64(1), torch.tensor(0.5)], ids=str)
-def test_numbers_are_those_that_pytorch_takes(x: Any) -> None:
+@both
+def test_numbers_are_those_that_pytorch_takes(x: Any, ours: Any) -> None:
     q = normal(*Q)
     torch.testing.assert_close(ours(q, q, q, scale=x), THEIRS(q, q, q, scale=x))
     if x in (0, 1):
         torch.testing.assert_close(ours(q, q, q, dropout_p=x), THEIRS(q, q, q, dropout_p=x))
 
 
-def test_a_number_that_is_no_float() -> None:
+@both
+def test_a_number_that_is_no_float(ours: Any) -> None:
     for function in (THEIRS, ours):
         with pytest.raises(OverflowError):
             function(*(normal(*Q),) * 3, scale=10**400)
 
 
-def test_a_call_that_is_kept_serves_no_other() -> None:
+@both
+def test_a_call_that_is_kept_serves_no_other(ours: Any) -> None:
     """Calls of few queries are looked up by their form before anything is checked."""
     q = normal(2, 8, 1, 16)
     for n in (5, 9, 5, 9):
@@ -220,7 +237,8 @@ def test_a_call_that_is_kept_serves_no_other() -> None:
         assert torch.autograd.forward_ad.unpack_dual(ours(dual, k, v)).tangent is not None
 
 
-def test_operands_of_several_dtypes_under_autocast() -> None:
+@both
+def test_operands_of_several_dtypes_under_autocast(ours: Any) -> None:
     q, k, v = normal(*Q).float(), normal(*K).bfloat16(), normal(*V).half()
     mask = normal(5, 6).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -362,7 +380,7 @@ def test_torchscript_is_refused_and_works_afterwards() -> None:
     ]
     message = (
         r"^TorchScript cannot compile regard\.torch\.scaled_dot_product_attention: use torch\.compile or "
-        r"torch\.export, or script outside of `with regard\.torch\.sdpa\(\)`$"
+        r"torch\.export, or script outside of `with regard\.torch\.sdpa\(\)` and `regard\.torch\.activate\(\)`$"
     )
     with regard.torch.sdpa():
         for module, _ in what:
@@ -375,7 +393,8 @@ def test_torchscript_is_refused_and_works_afterwards() -> None:
         torch.testing.assert_close(torch.jit.script(module)(x), module(x))
 
 
-def test_a_cached_call_of_grouped_heads_needs_enable_gqa() -> None:
+@both
+def test_a_cached_call_of_grouped_heads_needs_enable_gqa(ours: Any) -> None:
     """The drop-in shares the store with `regard.attention`, which groups heads without being asked."""
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
     for _ in range(2):
@@ -388,7 +407,8 @@ def test_a_cached_call_of_grouped_heads_needs_enable_gqa() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_dense_mask_or_bias_of_other_contents(dtype: torch.dtype) -> None:
+@both
+def test_a_dense_mask_or_bias_of_other_contents(dtype: torch.dtype, ours: Any) -> None:
     """Calls with dense operands are cached by shape and strides, never by contents."""
     q, k, v = (torch.randn(*shape, dtype=dtype) for shape in (Q, K, V))
     options: dict[str, Callable[[], torch.Tensor]] = {

@@ -32,6 +32,7 @@ from regard.torch import flash_attn as flash_attn
 from regard.torch import natten as natten
 from regard.torch import xformers as xformers
 from regard.torch.dropins.flex import flex, flex_attention
+from regard.torch.dropins.activation import activate, deactivate, register
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt
 from regard.torch.dropins.stand_in import stand_in
@@ -55,6 +56,8 @@ __all__ = [
     "adopt",
     "flex",
     "flex_attention",
+    "activate",
+    "deactivate",
     "jagged_attention",
     "register_tabpfn",
     "register_transformers",
@@ -65,4 +68,5 @@ __all__ = [
     "varlen_attention",
 ]
 
+register()
 listed(*(globals()[name] for name in __all__))

@@ -110,6 +110,9 @@ tensor_without_storage = torch.Tensor._make_wrapper_subclass
 to_copy = torch.ops.aten._to_copy
 map_tensors = tree_map_only
 
+# Ends a library. Without it PyTorch's own kernels would come back only when the library is collected.
+destroyed = torch.library.Library._destroy
+
 # The types of modules that TorchScript has seen. Without them a module could not be compiled again after an error.
 script_types = torch.jit._recursive.concrete_type_store
 

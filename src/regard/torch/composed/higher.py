@@ -192,11 +192,11 @@ def blocks(call: TensorCall, given: Sequence[Tensor]) -> Iterator[range]:
     row = max(1, examples * prod(size.lead) * size.heads * size.n_k)
     step = max(1, PAIRS // row)
     numbers = ARRAYS * 2 ** (len(call.steps) - 1) * min(step, size.n_q) * row
-    warn(numbers * max(4, given[0].element_size()))
+    tell_memory(numbers * max(4, given[0].element_size()))
     return (range(n, min(n + step, size.n_q)) for n in range(0, max(1, size.n_q), step))
 
 
-def warn(size: int) -> None:
+def tell_memory(size: int) -> None:
     """Warn once of a size in bytes."""
     text = (
         "derivatives of regard.attention beyond the second are computed by PyTorch's operations, for one block of rows "

@@ -4,6 +4,9 @@
 |---|---|
 | `functional` | `F.scaled_dot_product_attention` with PyTorch's conventions, and `sdpa()` |
 | `flex` | `flex_attention` with PyTorch's conventions, and `flex()` |
+| `activation` | PyTorch's operation replaced in the whole process: `activate()`, `deactivate()` |
+| `flash` | the two operations that graphs hold in its place, with PyTorch's strides |
+| `modules` | what `torch.nn`'s modules do meanwhile |
 | `nested` | the same on nested tensors |
 | `transformers` | transformers' attention interface, with masks as rules |
 | `stand_in` | `stand_in()`: the table of packages that regard stands in for |

@@ -5,7 +5,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from regard.runtime.forks import renewed
 from regard.torch import modes
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
-from regard.torch.dropins import nested
+from regard.torch.dropins import modules, nested
 from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
 
 Tensor = torch.Tensor
@@ -86,6 +86,14 @@ def scaled_dot_product_attention(
         others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
         if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
+    return attended(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float,
+    is_causal: bool, *, scale: float | None, enable_gqa: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Compute `scaled_dot_product_attention`, whatever modes there are."""
     if type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
         out = _cached(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if out is not None:
@@ -292,25 +300,10 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
     )
 
 
-def _refuse_script(*_: Any) -> Any:
-    """Raise RuntimeError before TorchScript compiles an owner of this attribute.
-
-    It also forgets the types of modules with methods yet to be compiled. TorchScript keeps them
-    after an error, and would define their methods twice when the module is scripted again.
-    """
-    store = modes.script_types
-    for types in store.type_store.values():
-        types[:] = [x for x in types if x in store.methods_compiled]
-    raise RuntimeError(
-        "TorchScript cannot compile regard.torch.scaled_dot_product_attention: use torch.compile or torch.export, or "
-        "script outside of `with regard.torch.sdpa()`"
-    )
-
-
-scaled_dot_product_attention.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
+scaled_dot_product_attention.__prepare_scriptable__ = modules.refuse_script  # type: ignore[attr-defined]
 _lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _depth = 0
-_undo = ExitStack()
+_theirs: Any = None
 
 
 @contextmanager
@@ -333,10 +326,12 @@ def sdpa() -> Iterator[None]:
     >>> torch.equal(out, regard.attention(q, q, q))
     True
     """
-    global _depth, _undo
+    global _depth, _theirs
     with _lock:
         if _depth == 0:
-            _undo = _replaced()
+            _theirs = torch.nn.functional.scaled_dot_product_attention
+            torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+            modules.hold()
         _depth += 1
     try:
         yield
@@ -344,21 +339,5 @@ def sdpa() -> Iterator[None]:
         with _lock:
             _depth -= 1
             if _depth == 0:
-                _undo.close()
-
-
-def _replaced() -> ExitStack:
-    """Replace PyTorch's functions until the returned stack is closed."""
-    stack = ExitStack()
-    module: Any = torch.nn.MultiheadAttention
-    for owner, name, x in (
-        (torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention),
-        (module, "forward", nested.multihead(module.forward)),
-    ):
-        stack.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, x)
-    module.__prepare_scriptable__ = _refuse_script
-    stack.callback(delattr, module, "__prepare_scriptable__")
-    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-    torch.backends.mha.set_fastpath_enabled(False)
-    return stack
+                torch.nn.functional.scaled_dot_product_attention = _theirs
+                modules.release()
