@@ -228,7 +228,7 @@ def test_plain_forward_mode_and_batched_gradients() -> None:
         same([way(ours)], [way(theirs)])
 
 
-@pytest.mark.parametrize("drop_in", [regard.torch.scaled_dot_product_attention, "sdpa"], ids=str)
+@pytest.mark.parametrize("drop_in", [regard.torch.scaled_dot_product_attention, "sdpa"], ids=["function", "sdpa"])
 def test_drop_ins(drop_in: Any) -> None:
     xs = [normal(2, 2, 5, 3).requires_grad_() for _ in range(3)]
     n = torch.arange(5)

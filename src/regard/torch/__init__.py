@@ -31,8 +31,8 @@ from regard.torch import autograd as autograd  # operations and derivatives, bef
 from regard.torch import flash_attn as flash_attn
 from regard.torch import natten as natten
 from regard.torch import xformers as xformers
-from regard.torch.dropins.flex import flex, flex_attention
 from regard.torch.dropins.activation import activate, deactivate, register
+from regard.torch.dropins.flex import flex, flex_attention
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.dropins.proteins import adopt
 from regard.torch.dropins.stand_in import stand_in
@@ -53,11 +53,11 @@ __all__ = [
     "Rope",
     "Transformer",
     "TransformerBlock",
+    "activate",
     "adopt",
+    "deactivate",
     "flex",
     "flex_attention",
-    "activate",
-    "deactivate",
     "jagged_attention",
     "register_tabpfn",
     "register_transformers",

@@ -5,7 +5,7 @@
 | `functional` | `F.scaled_dot_product_attention` with PyTorch's conventions, and `sdpa()` |
 | `flex` | `flex_attention` with PyTorch's conventions, and `flex()` |
 | `activation` | PyTorch's operation replaced in the whole process: `activate()`, `deactivate()` |
-| `flash` | the two operations that graphs hold in its place, with PyTorch's strides |
+| `cpu_operator` | the two operations that graphs hold in its place, with PyTorch's strides |
 | `modules` | what `torch.nn`'s modules do meanwhile |
 | `nested` | the same on nested tensors |
 | `transformers` | transformers' attention interface, with masks as rules |

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from regard.runtime.forks import renewed
-from regard.torch.dropins import flash, modules
+from regard.torch.dropins import cpu_operator, modules
 from regard.torch.dropins.functional import attended
-from regard.torch.graph.modes import destroyed
+from regard.torch.modes import destroyed
 
 COMPOSITE = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -41,7 +41,7 @@ class Activation:
 
 
 def activate() -> Activation:
-    """Have PyTorch's `F.scaled_dot_product_attention` on the CPU computed by regard, in the whole process.
+    """Have regard compute PyTorch's `F.scaled_dot_product_attention` on the CPU, in the whole process.
 
     Everything that reaches PyTorch's operation is served, however it was imported: models of any
     library, modules of `torch.nn`, and graphs that were compiled, exported or scripted before. In
@@ -96,8 +96,8 @@ def _registered() -> Any:
         library.impl(COMPOSITE, composite, key)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # it is meant to replace
-        library.impl(FLASH, flash.forward, "CPU", allow_override=True)
-        library.impl(f"{FLASH}_backward", flash.backward, "CPU", allow_override=True)
+        library.impl(FLASH, cpu_operator.forward, "CPU", allow_override=True)
+        library.impl(f"{FLASH}_backward", cpu_operator.backward, "CPU", allow_override=True)
     return library
 
 

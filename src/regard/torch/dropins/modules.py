@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from regard.runtime.forks import renewed
+from regard.torch import modes
 from regard.torch.dropins import nested
-from regard.torch.graph import modes
 
 _lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _holders = 0
