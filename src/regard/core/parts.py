@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import Problem
+from regard.core.problem import FIELDS, Problem
 from regard.rules import Mask, as_score, compose, rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +55,11 @@ def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None)
 
     b: row-major index of a batch element. h: a head, None for all. Rows and keys keep their positions in the whole. A
     rule that reads the number of keys counts those to the end of the part. Dropout and statistics are left out.
+
+    Raises ValueError for a call with an optional field that is not known here: it could be an array, to be sliced.
     """
+    if unknown := p.used - FIELDS:
+        raise ValueError(f"a part of a call does not know {', '.join(map(repr, sorted(unknown)))}")
     at = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
     head, kv = slice(None), slice(None)
     if h is not None:
