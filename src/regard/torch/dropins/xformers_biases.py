@@ -7,11 +7,12 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Self
 
 import torch
+
+from regard.runtime.forks import cached_property
 
 
 @dataclass(frozen=True)

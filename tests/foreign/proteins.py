@@ -1,6 +1,6 @@
 """Modules of Boltz and OpenFold-3 with their attention replaced, beside the packages themselves; run by hand.
 
-`pip install --no-deps boltz openfold3` and what their imports miss, then `python tests/torch/proteins.py`. It prints
+`pip install --no-deps boltz openfold3` and what their imports miss, then `python tests/foreign/proteins.py`. It prints
 the largest difference of outputs and of gradients, over the largest number of the package.
 """
 
