@@ -836,6 +836,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "cotangent_tangents.lse must have shape (2, 4, 6), got (4, 6)",
     ),
     (
+        vjp_jvp(cotangent_tangents=regard.Outputs(DOUT, None, None, DOUT)),
+        ValueError,
+        "cotangent_tangents.low must be None: only outputs= have what rounding took",
+    ),
+    (
+        vjp(outputs=regard.Outputs(DOUT, PER_QUERY, None, DOUT[0])),
+        ValueError,
+        "outputs.low must have shape (2, 4, 6, 3), got (4, 6, 3)",
+    ),
+    (
         vjp_jvp(
             outputs=regard.Outputs(DOUT, PER_QUERY, None), cotangent_tangents=regard.Outputs(None, None, PER_QUERY)
         ),

@@ -84,7 +84,7 @@ def test_tangents_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(0)
     t = direction(rng, p)
     _, tangent = specification.jvp(p, t, LONG)
-    for name in Outputs._fields:
+    for name in ("out", "lse", "entropy"):
 
         def value(step: Any, name: str = name) -> Any:
             return np.nan_to_num(getattr(specification.forward(moved(p, t, step), LONG), name), neginf=0)
@@ -112,7 +112,7 @@ def test_gradients_are_slopes(case: Case) -> None:
 
         def loss(step: Any, t: Differential = t) -> Any:
             out = specification.forward(moved(p, t, step), LONG)
-            return sum((np.nan_to_num(x, neginf=0) * c).sum() for x, c in zip(out, ct, strict=True))
+            return sum((np.nan_to_num(x, neginf=0) * c).sum() for x, c in zip(out[:3], ct[:3], strict=True))
 
         analytic = sum(
             (getattr(g, n) * getattr(t, n)).sum()
@@ -131,7 +131,7 @@ def test_tangents_of_gradients_are_slopes(case: Case) -> None:
 
     def gradients(step: Any) -> list[Any]:
         at = moved(p, t, step)
-        turned = Outputs(*(c + step * d for c, d in zip(ct, ct_dot, strict=True)))
+        turned = Outputs(*(c + step * d for c, d in zip(ct[:3], ct_dot[:3], strict=True)))
         g = specification.gradients(at, turned, LONG)
         arrays = [g.query, g.key, g.value, g.bias, g.sink, g.metric, *(g.tables[table] for table in at.rules.tables)]
         return [np.zeros(0, LONG) if x is None else x for x in arrays]
@@ -156,7 +156,7 @@ def test_tangents_of_tangents_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(3)
     t, u = direction(rng, p), direction(rng, p)
     got, other = specification.jvp_jvp(p, t, u, LONG), specification.jvp_jvp(p, u, t, LONG)
-    for name in Outputs._fields:
+    for name in ("out", "lse", "entropy"):
 
         def tangent(step: Any, name: str = name) -> Any:
             at = moved(p, u, step)
@@ -183,7 +183,7 @@ def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_float64_against_longdouble(case: Case) -> None:
     p = problem(case)
-    for got, exact in zip(specification.forward(p), specification.forward(p, LONG), strict=True):
+    for got, exact in zip(specification.forward(p)[:3], specification.forward(p, LONG)[:3], strict=True):
         assert got is not None
         assert exact is not None
         finite = np.isfinite(exact.astype(np.float64))

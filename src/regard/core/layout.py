@@ -53,7 +53,6 @@ class Layout(NamedTuple):
         return Seen({s: each_array(x, self.per_head) for s, x in found.items()})
 
     def outputs(self, x: Outputs) -> Outputs:
-        out, *rest = x
-        return Outputs(
-            None if out is None else self.from_bhnd(out), *(None if a is None else self.per_head(a) for a in rest)
-        )
+        lse, entropy = (None if a is None else self.per_head(a) for a in (x.lse, x.entropy))
+        out, low = (None if a is None else self.from_bhnd(a) for a in (x.out, x.low))
+        return Outputs(out, lse, entropy, low)

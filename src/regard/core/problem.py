@@ -24,18 +24,20 @@ class Outputs(NamedTuple):
     """The outputs of attention, or their cotangents or tangents.
 
     `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are
-    float32 (float64 for float64). As cotangents, None means zero.
+    float32 (float64 for float64). As cotangents, None means zero. `low`, of outputs in 16 bits alone,
+    is what rounding took from `out`, rounded itself; gradients are more exact with it.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
-    >>> (out, lse, entropy), tangent = regard.attention_jvp(x, x, x, dquery=x)
-    >>> out.shape, lse.shape, tangent.entropy.shape
+    >>> primal, tangent = regard.attention_jvp(x, x, x, dquery=x)
+    >>> primal.out.shape, primal.lse.shape, tangent.entropy.shape
     ((3, 3), (3,), (3,))
     """
 
     out: Array | None
     lse: Array | None
     entropy: Array | None
+    low: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +196,15 @@ class Problem:
         if self.positions_first:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
+
+    def new_low(self) -> Outputs | None:
+        """Return memory for `Outputs.low`, as `forward` takes it; None where `out` is not rounded.
+
+        On a device it is None too.
+        """
+        if self.dtype == self.compute or self.device is not None:
+            return None
+        return Outputs(None, None, None, self.new_output())
 
     @property
     def shared_fields(self) -> dict[str, Any]:

@@ -266,11 +266,13 @@ def attention_vjp(
     ((2, 5, 4), (2,))
     """
     p, arranged, chosen = prepare(query, key, value, engine, options, "backward")
-    checks.fits(p, outputs=outputs is None, entropies=outputs is None and dentropy is not None, gradients=1)
+    low = p.new_low() if outputs is None else None
+    count = (outputs is None) + (low is not None)
+    checks.fits(p, outputs=count, entropies=outputs is None and dentropy is not None, gradients=1)
     ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
     known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
-        known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(ENTROPY,)))
+        known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(ENTROPY,)), None, low)
     return differential_out(arranged, metrics.gradients(p, chosen.backward(p, known, ct)))
 
 

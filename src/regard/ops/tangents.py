@@ -24,6 +24,8 @@ def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: 
     label: how messages name one of them, such as "d{}". lse_dtype: the required dtype of lse and
     entropy, if any.
     """
+    if x.low is not None:
+        raise ValueError(f"{label.format('low')} must be None: only outputs= have what rounding took")
     rows = arranged.per_head_shape(p.shape(p.n_q))
     out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
     lse, entropy = (
@@ -31,6 +33,11 @@ def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: 
         for name, a in (("lse", x.lse), ("entropy", x.entropy))
     )
     return Outputs(None if out is None else arranged.to_bhnd(out), lse, entropy)
+
+
+def low_in(p: Problem, arranged: Layout, x: NDArray | None) -> NDArray | None:
+    """Check what rounding took from the output that the caller gives, and convert its layout."""
+    return None if x is None else arranged.to_bhnd(checks.shaped("outputs.low", x, arranged.out_shape(p), p.dtype))
 
 
 def known_outputs(
@@ -53,7 +60,8 @@ def known_outputs(
     for name, needs in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
         if needs is not None and getattr(outputs, name) is None:
             raise ValueError(f"outputs.{name} is None, but {needs} needs it")
-    known = outputs_in(p, arranged, "outputs.{}", outputs, p.compute)
+    low = low_in(p, arranged, outputs.low)
+    known = outputs_in(p, arranged, "outputs.{}", outputs._replace(low=None), p.compute)._replace(low=low)
     assert known.lse is not None
     rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
     return known

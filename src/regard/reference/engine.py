@@ -35,7 +35,14 @@ def working_memory(p: Problem) -> int:
 def rounded(p: Problem, x: Outputs) -> Outputs:
     """Round outputs to the dtypes of a call."""
     dtypes = (p.dtype, p.compute, p.compute)
-    return Outputs(*(None if a is None else a.astype(dtype) for a, dtype in zip(x, dtypes, strict=True)))
+    return Outputs(*(None if a is None else a.astype(dtype) for a, dtype in zip(x[:3], dtypes, strict=True)))
+
+
+def remainder(exact: Any, out: Any) -> Array:
+    """Return what rounding took from an output, in the output's dtype; 0 where that is not finite."""
+    with np.errstate(all="ignore"):
+        rest = exact - out.astype(exact.dtype)
+        return np.where(np.isfinite(rest), rest, 0).astype(out.dtype)
 
 
 def of_product(p: Problem) -> Problem:
@@ -45,7 +52,10 @@ def of_product(p: Problem) -> Problem:
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     p = of_product(p)
-    outputs = rounded(p, specification.forward(p))
+    exact = specification.forward(p)
+    outputs = rounded(p, exact)
+    if into is not None and into.low is not None:
+        outputs = outputs._replace(low=remainder(exact.out, outputs.out))
     found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
     if any(s.name not in found for s in p.observe):
         P, found = specification.weights(p), specification.statistics(p) | found

@@ -237,7 +237,7 @@ def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array
     rows = (p.batch, p.heads, p.n_q)
     dO, dlse, dH = (
         np.zeros(rows + tail, real) if x is None else x.astype(real).reshape(rows + tail)
-        for x, tail in zip(ct, ((p.d_v,), (), ()), strict=True)
+        for x, tail in zip(ct[:3], ((p.d_v,), (), ()), strict=True)
     )
     return dO, dlse, dH
 

@@ -112,14 +112,15 @@ def _work() -> Any:
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Return the outputs and the observed statistics, at least for `rows`.
 
-    The entropy is None unless it is observed.
+    The entropy is None unless it is observed, and low unless `into` has it.
     """
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
+    low = None if into is None else into.low
     if not p.observe:
-        results = work.KernelResults(out, lse, None, None)
+        results = work.KernelResults(out, lse, None, None, low=low)
         work.run(p, work.chosen(), results, rows)
-        return Outputs(out, lse, None), {}
+        return Outputs(out, lse, None, low), {}
     observe = basic(p.observe)
     best = [s for s in observe if isinstance(s, Argmax) or (isinstance(s, TopWeights) and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
@@ -133,6 +134,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         np.empty_like(lse) if Largest() in observe else None,
         np.empty(shape, p.compute) if best else None,
         np.empty(shape, np.int64) if best else None,
+        low,
     )
     work.run(p, work.chosen(), results, rows)
     seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s in (LSE, ENTROPY, Largest())}
@@ -152,7 +154,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
     seen |= tiled.second_pass(p, lse, tuple(s for s in observe if isinstance(s, WeightsOf)))
-    return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
+    return Outputs(results.out, lse, results.entropy, low), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
 def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:

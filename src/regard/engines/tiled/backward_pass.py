@@ -1,7 +1,7 @@
 """Backward in tiles, and its tangent.
 
 With G = D (dO V), the gradient of a score is dS = P · c, where c = G + c_row − dH (log P + 1) and
-c_row = −dO · O + dlse + dH (Σ P − H) is one number for each row. Along a direction, P˙ = P (S˙ − lse˙) and
+c_row = −dO · (O + low) + dlse + dH (Σ P − H) is one number for each row. Along a direction, P˙ = P (S˙ − lse˙) and
 dS˙ = P ((S˙ − lse˙) c + c˙).
 """
 
@@ -35,6 +35,8 @@ class Cotangents:
         if ct.out is not None:
             self.dO = block.take(block.heads.per_query_head(ct.out, 2))
             self.c_row = self.c_row - dot(self.dO, saved.out)
+            if saved.low is not None:
+                self.c_row = self.c_row - dot(self.dO, saved.low)
         if ct.lse is not None:
             self.c_row = self.c_row + saved.column(ct.lse)
         if ct.entropy is not None:

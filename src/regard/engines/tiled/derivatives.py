@@ -36,6 +36,11 @@ class BlockOutputs(BlockLse):
         return self.block.take(self.block.heads.per_query_head(need(self.outputs.out), 2))
 
     @cached_property
+    def low(self) -> Array | None:
+        low = self.outputs.low
+        return None if low is None else self.block.take(self.block.heads.per_query_head(low, 2))
+
+    @cached_property
     def entropy(self) -> Array:
         return self.column(need(self.outputs.entropy))
 

@@ -77,10 +77,12 @@ def spread_blocks(
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Return the outputs and every observed statistic.
 
-    Entropy is None unless it is observed. rows: the rows that are needed, at least; None for all.
+    Entropy is None unless it is observed. rows: the rows that are needed, at least; None for all. into: an array for
+    `low`, if that is needed.
     """
     observe = basic(p.observe)
     out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
+    low = None if into is None else into.low
     seen = {s: s.empty(p.sizes, p.compute) for s in observe if type(s) in OF_BLOCK}
     k = max((1 if s.of is None else s.of for s in seen if isinstance(s, Argmax | TopWeights)), default=0)
 
@@ -97,6 +99,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             softmax.add(chunk, S)
         O, log_sum = softmax.finish()
         rows_of(block, out, 2)[...] = O[:, :, block.valid].astype(p.dtype)
+        if low is not None:
+            rows_of(block, low, 2)[...] = remainder(O[:, :, block.valid], p.dtype)
         rows_of(block, lse, 1)[...] = log_sum[:, :, block.valid]
         for s, found in seen.items():
             for whole, part in zip(s.split(found), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
@@ -106,7 +110,14 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     seen[LSE] = lse
     seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
     seen = complete(p, lse, seen, lambda p: forward(p, rows))
-    return Outputs(out, lse, seen.get(ENTROPY)), seen
+    return Outputs(out, lse, seen.get(ENTROPY), low), seen
+
+
+def remainder(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return x − x as `dtype`, in that dtype; 0 where x or that is not finite."""
+    with np.errstate(all="ignore"):
+        rest = x - x.astype(dtype).astype(x.dtype)
+        return np.where(np.isfinite(rest), rest, 0).astype(dtype)
 
 
 OF_BLOCK: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {

@@ -3,9 +3,9 @@
     P = exp(S − lse)        dP = D · (dO Vᵀ)        dS = P · (dP + c − dH (log P + 1))        dT = scale · dS · ∂score
     dQ = dT K               dK = dTᵀ Q              dV = (P · D)ᵀ dO
 
-with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each query block and tile of keys costs five products.
-Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, like forward. dK and dV have features in lanes, and
-read P and dT by broadcasts.
+with one c = dlse + dH (Σ P − H) − Σ dO · (O + low) for each row. Here low is what rounding took from O, if that is
+given. Each query block and tile of keys costs five products. Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in
+every lane, like forward. dK and dV have features in lanes, and read P and dT by broadcasts.
 
 A work group is some query blocks that share K and V: all of them use a tile before the next. dQ is summed over tiles in
 the order of keys, dK and dV over query blocks in their order. The schedule keeps this order between work groups.

@@ -46,7 +46,8 @@ class QueryRows:
         rests: Sequence[tuple[str, str, str]],
     ):
         self.k, self.lanes, self.spec, self.scratch, self.scales = lanes.k, lanes, spec, scratch, scales
-        self.numbers, self.rests, self.transposes = numbers, rests, Transposes(lanes)
+        self.numbers, self.transposes = numbers, Transposes(lanes)
+        self.rests = [*rests, *((c, x, "low") for c, x, y in rests if spec.low and y == "out")]
 
     def begin(self, block: RowBlock) -> None:
         """Store the numbers, the rows in both layouts, c, and dQ of earlier tiles."""
@@ -65,10 +66,10 @@ class QueryRows:
                 self.transposes.to_lanes(block, base, strides, count, transposed, scale)
                 with k.when(n < len(with_rows)):
                     self._copy(block, base, strides, count, k.pick_pointer(n, with_rows))
-        outputs = dict(zip(self.spec.names("output"), self.spec.outputs, strict=True))
+        outputs = dict(zip(self.spec.names("output", "low"), self.spec.outputs, strict=True))
         for c, x, y in self.rests:
             with when_given(block, self.spec, x):
-                self._subtract(block.state[c], block.state[x], self.scratch[outputs[y]])
+                self._subtract(block.state[c], block.state[x], self.scratch[outputs[y]], apart=y == "low")
         self._begin_dq(block)
         self._find_not_finite(block)
         if self.spec.paired:
@@ -87,7 +88,7 @@ class QueryRows:
             )
             for name in spec.names("query", "cotangent")
         ]
-        outputs = zip(spec.names("output"), spec.outputs, strict=True)
+        outputs = zip(spec.names("output", "low"), spec.outputs, strict=True)
         return inputs + [Rows(name, lanes.d_v, self.scratch[x], None, one) for name, x in outputs]
 
     def _number(self, block: RowBlock, lane: Value, g: Value, r: Value) -> None:
@@ -123,15 +124,18 @@ class QueryRows:
             with k.loop(count, start=whole) as x:
                 here[x] = source.bytes(x * step)[0].to(real)
 
-    def _subtract(self, total: Pointer, x: Pointer, y: Pointer) -> None:
-        """Compute total −= Σ x · y over the features of values, for each lane."""
+    def _subtract(self, total: Pointer, x: Pointer, y: Pointer, apart: bool) -> None:
+        """Compute total −= Σ x · y over the features of values, for each lane.
+
+        apart: the sum is small, and keeps its digits if it is summed by itself.
+        """
         k, lanes = self.k, self.lanes
         with k.loop(lanes.B, step=lanes.W) as c:
-            rest = k.variable(lanes.load(total, c))
+            rest = k.variable(lanes.zero() if apart else lanes.load(total, c))
             with k.loop(lanes.d_v) as a:
                 at = a * lanes.B + c
                 rest.value = k.fma(-lanes.load(x, at), lanes.load(y, at), rest.value)
-            total[c] = rest.value
+            total[c] = lanes.load(total, c) + rest.value if apart else rest.value
 
     def _begin_dq(self, block: RowBlock) -> None:
         k, lanes, dq = self.k, self.lanes, block.state.dq

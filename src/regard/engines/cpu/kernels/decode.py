@@ -10,7 +10,7 @@ the next keys, so that memory is read in order.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from regard.engines.cpu.kernels.blocks import RowBlock
@@ -22,7 +22,7 @@ from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Spl
 from regard.engines.cpu.kernels.tiles import KeyTile, read_keys
 from regard.engines.cpu.language.prefetch import LINE
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import BF16, I64
+from regard.engines.cpu.language.types import BF16, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.tiles import KEYS
 
@@ -195,12 +195,18 @@ class Decode(LaneLayout):
             yield r * self.rows.width + a, of
 
     def store_output(self, block: RowBlock) -> None:
+        self._store_rows(block, "out", Value.to)
+        if self.spec.low:
+            self._store_rows(block, "low", self.lanes.remainder)
+
+    def _store_rows(self, block: RowBlock, name: str, converted: Callable[[Value, Type], Value]) -> None:
+        """Store the rows of O, converted to the type of the call's arrays."""
         k, W, d_v, element = self.k, self.W, self.lanes.d_v, self.spec.element
-        out, strides = block.address("out"), block.strides("out")
+        base, strides = block.address(name), block.strides(name)
         whole = d_v & -W
         with k.loop(block.field("lanes")) as r:
-            row, O = block.row(out, r, *strides), block.merged.O + r * self.rows.width
+            row, O = block.row(base, r, *strides), block.merged.O + r * self.rows.width
             with k.loop(whole, step=W) as a:
-                row[a] = O.load(a, W).to(element)
+                row[a] = converted(O.load(a, W), element)
             with k.loop(d_v, start=whole) as a:
-                row[a] = O[a].to(element)
+                row[a] = converted(O[a], element)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from regard.engines.cpu.language.kernel import Kernel
-from regard.engines.cpu.language.types import I64
+from regard.engines.cpu.language.types import I64, Type
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.specs import KernelSpec
 
@@ -38,6 +38,11 @@ class Lanes:
 
     def zero(self) -> Value:
         return self.k.constant(self.real, 0.0).spread(self.W)
+
+    def remainder(self, x: Value, type: Type) -> Value:
+        """Return x − x as `type`, in that type; 0 where x or that is not finite."""
+        rest = x - x.to(type).to(x.type)
+        return self.k.where(rest * 0.0 == 0.0, rest, self.k.constant(x.type, 0.0)).to(type)
 
     # Micro-tiles
 

@@ -115,3 +115,7 @@ class Prefill(LaneLayout):
     def store_output(self, block: RowBlock) -> None:
         head, row, *_ = block.strides("out")
         self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, block.address("out"), head, row)
+        if self.spec.low:
+            rest, into = self.lanes.remainder, block.address("low")
+            strides = block.strides("low")
+            self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, into, *strides, converted=rest)

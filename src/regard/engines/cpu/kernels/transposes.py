@@ -1,12 +1,13 @@
 """Transposes between rows in memory and rows of lanes, in registers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.copies import key_width
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
-from regard.engines.cpu.language.types import I16, I32
+from regard.engines.cpu.language.types import I16, I32, Type
 from regard.engines.cpu.language.values import Pointer, Value
 
 
@@ -92,11 +93,19 @@ class Transposes:
                     into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
     def to_rows(
-        self, block: RowBlock, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value
+        self,
+        block: RowBlock,
+        transposed: Pointer,
+        count: Value,
+        base: Pointer,
+        head: Value,
+        row: Value,
+        *,
+        converted: Callable[[Value, Type], Value] = Value.to,
     ) -> None:
         """Transpose lanes back to rows.
 
-        base[head, row, x] = transposed[x, lane] for each lane and x below `count`.
+        base[head, row, x] = converted(transposed[x, lane]) for each lane and x below `count`.
         """
         k, W, B = self.k, self.W, self.B
         lanes, whole = block.field("lanes"), count - count % W
@@ -105,11 +114,11 @@ class Transposes:
                 vectors = k.transpose([self.lanes.load(transposed, (a + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
-                        block.row(base, c + r, head, row)[a] = vectors[r].to(base.type)
+                        block.row(base, c + r, head, row)[a] = converted(vectors[r], base.type)
             with k.loop(k.minimum(lanes, c + W), start=c) as n:
                 into = block.row(base, n, head, row)
                 with k.loop(count, start=whole) as a:
-                    into[a] = transposed[a * B + n].to(base.type)
+                    into[a] = converted(transposed[a * B + n], base.type)
 
     def fetch(self, name: str, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
         """Transpose some keys of a dense array, so that lanes are queries."""

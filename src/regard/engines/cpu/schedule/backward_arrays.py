@@ -44,7 +44,7 @@ class BackwardArrays:
         self.into = into or Differential()
         assert outputs.out is not None
         assert outputs.lse is not None
-        self.out, self.lse = outputs.out, np.ascontiguousarray(outputs.lse)
+        self.out, self.low, self.lse = outputs.out, outputs.low, np.ascontiguousarray(outputs.lse)
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
         self.p_sink: Any = real.type(0)
         if p.sink is not None:
@@ -98,8 +98,9 @@ class BackwardArrays:
 
     def own(self, p: Problem) -> Arrays:
         return {
-            "out": self.out, "lse": self.lse, "dout": self.dout, "given": self.given, "d_entropy": self.d_entropy,
-            "c": self.c, "dq": self.dq, "dk": self.dk, "dv": self.dv, "dbias": self.dense_dbias,
+            "out": self.out, "low": self.low, "lse": self.lse, "dout": self.dout, "given": self.given,
+            "d_entropy": self.d_entropy, "c": self.c, "dq": self.dq, "dk": self.dk, "dv": self.dv,
+            "dbias": self.dense_dbias,
         }  # fmt: skip
 
     @property
@@ -121,7 +122,8 @@ class BackwardArrays:
         return score_derivatives(self.p)
 
     def spec(self, target: Target) -> BackwardSpec:
-        return spec_of(self.p, target, self.d_entropy is not None, self.rule)
+        plain = spec_of(self.p, target, self.d_entropy is not None, self.rule)
+        return replace(plain, low=self.low is not None)
 
     def source(self, spec: BackwardSpec, target: Target) -> str:
         """Return the kernel's IR."""

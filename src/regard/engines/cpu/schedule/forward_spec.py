@@ -100,6 +100,7 @@ def prefill_spec(
         sink=p.sink is not None,
         entropy=entropy,
         best=0,
+        low=False,
     )
 
 

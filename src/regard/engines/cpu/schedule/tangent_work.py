@@ -117,6 +117,6 @@ def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs
 
 
 def new_outputs(p: Problem, into: Outputs | None = None) -> Outputs:
-    out, *rows = into or Outputs(None, None, None)
-    made = (np.empty(p.shape(p.n_q), p.compute) if x is None else x for x in rows)
-    return Outputs(p.new_output() if out is None else out, *made)
+    found = into or Outputs(None, None, None)
+    rows = (np.empty(p.shape(p.n_q), p.compute) if x is None else x for x in (found.lse, found.entropy))
+    return Outputs(p.new_output() if found.out is None else found.out, *rows)

@@ -6,6 +6,7 @@ takes longer than attention.
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
@@ -76,7 +77,7 @@ class KernelCall(Protocol):
 class KernelResults(NamedTuple):
     """The kernel's outputs.
 
-    out is (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest weights are
+    out and low are (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest weights are
     (..., h, n_q, one of BEST).
     """
 
@@ -86,6 +87,7 @@ class KernelResults(NamedTuple):
     max: Array | None
     values: Array | None = None
     indices: Array | None = None
+    low: Array | None = None
 
     @property
     def options(self) -> tuple[bool, int]:
@@ -97,7 +99,7 @@ class KernelResults(NamedTuple):
         return "forward"
 
     def spec(self, p: Problem, target: Target, rows: int) -> KernelSpec:
-        return spec_of(p, target, rows, *self.options)
+        return replace(spec_of(p, target, rows, *self.options), low=self.low is not None)
 
     def source(self, spec: KernelSpec, target: Target) -> str:
         return source(spec, target)
@@ -105,7 +107,7 @@ class KernelResults(NamedTuple):
     def own(self, p: Problem) -> Arrays:
         return {
             "out": self.out, "lse": self.lse, "entropy": self.entropy, "max": self.max, "values": self.values,
-            "indices": self.indices,
+            "indices": self.indices, "low": self.low,
         }  # fmt: skip
 
     def tables(self, p: Problem) -> Mapping[str, Array]:

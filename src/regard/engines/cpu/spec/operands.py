@@ -62,6 +62,8 @@ OPERANDS = (
     Operand("v", "value", MATRIX, EVERY, shared=True),
     Operand("out", "output", MATRIX, (FORWARD,), contiguous=1),
     Operand("out", "output", MATRIX, (JVP, *BACKWARDS)),
+    Operand("low", "low", MATRIX, (FORWARD,), contiguous=1),  # out − round(out)
+    Operand("low", "low", MATRIX, BACKWARDS),
     Operand("lse", "number", ROWS, EVERY, "real", 2),
     Operand("entropy", "statistic", ROWS, (FORWARD, JVP), "real", 2),
     Operand("max", "statistic", ROWS, (FORWARD, JVP), "real", 2),
@@ -127,24 +129,27 @@ BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "coun
 
 
 @cache
-def operands_of(kernel: str, masks: int = 0) -> dict[str, Operand]:
-    """Return the operands of a kernel by name, dense masks included."""
-    rows = {x.name: x for x in OPERANDS if kernel in x.kernels}
+def operands_of(kernel: str, masks: int = 0, low: bool = False) -> dict[str, Operand]:
+    """Return the operands of a kernel by name, dense masks included.
+
+    low: with the operand of that name.
+    """
+    rows = {x.name: x for x in OPERANDS if kernel in x.kernels and (low or x.role != "low")}
     return rows | {f"dense{n}": Operand(f"dense{n}", "mask", DENSE, EVERY, I8) for n in range(masks)}
 
 
 @cache
-def fields_of(kernel: str, masks: int = 0) -> tuple[str, ...]:
+def fields_of(kernel: str, masks: int = 0, low: bool = False) -> tuple[str, ...]:
     """Return the fields of a kernel, without those of rules."""
-    operands = operands_of(kernel, masks).values()
+    operands = operands_of(kernel, masks, low).values()
     strides = (stride for x in operands if x.by_block for stride in x.strides)
     return (*FIELDS, *OWN_FIELDS[kernel], *strides, *(x.name for x in operands if not x.by_block))
 
 
 @cache
-def block_fields_of(kernel: str, masks: int = 0) -> tuple[str, ...]:
+def block_fields_of(kernel: str, masks: int = 0, low: bool = False) -> tuple[str, ...]:
     """Return the fields of a query block; operands come first."""
-    offsets = (x.name for x in operands_of(kernel, masks).values() if x.by_block)
+    offsets = (x.name for x in operands_of(kernel, masks, low).values() if x.by_block)
     return (*offsets, *BLOCK_FIELDS, *(("row",) if kernel == SECOND else ()))
 
 

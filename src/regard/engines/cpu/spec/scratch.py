@@ -97,6 +97,7 @@ class TileScratch(ScratchArrays):
     product: "Pointer"  # sums of AMX tiles
     edge: "Pointer"  # those cut off by the ends of K
     O: "Pointer"  # in backward: the output, transposed
+    O_low: "Pointer"
     O_dot: "Pointer"
     state: "Pointer"  # in backward: 1 if a copy is not finite
 

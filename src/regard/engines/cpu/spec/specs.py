@@ -33,7 +33,7 @@ class KernelSpec:
     of rows of a query block that covers all heads of token-major K and V, else 0. paired: products take packed bf16
     pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use. pipelined: a tile's softmax is
     interleaved with the QK product of the next. bias: the type of a dense bias. best: the number of largest weights to
-    return.
+    return. low: what rounding takes from the output is stored, or read, too.
     """
 
     element: Type
@@ -53,6 +53,7 @@ class KernelSpec:
     sink: bool
     entropy: bool
     best: int
+    low: bool
 
     @property
     def kernel(self) -> str:
@@ -68,16 +69,16 @@ class KernelSpec:
 
     @property
     def operands(self) -> dict[str, Operand]:
-        return operands_of(self.kernel, self.dense)
+        return operands_of(self.kernel, self.dense, self.low)
 
     @property
     def fields(self) -> tuple[str, ...]:
         rules = [name for program in (self.mask, self.score) if program for name in program.fields]
-        return (*fields_of(self.kernel, self.dense), *rules)
+        return (*fields_of(self.kernel, self.dense, self.low), *rules)
 
     @property
     def block_fields(self) -> tuple[str, ...]:
-        return block_fields_of(self.kernel, self.dense)
+        return block_fields_of(self.kernel, self.dense, self.low)
 
     def names(self, *roles: str) -> tuple[str, ...]:
         """Return the operands of some roles that this kernel reads or writes."""
@@ -295,7 +296,9 @@ class BackwardSpec(KernelSpec):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return self._with_tangents("O")
+        """The operands with the roles "output" and "low", transposed."""
+        first, *dot = self._with_tangents("O")
+        return (first, *(["O_low"] if self.low else []), *dot)
 
     @property
     def weights(self) -> tuple[str, ...]:
