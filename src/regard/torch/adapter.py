@@ -20,7 +20,7 @@ from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
-from regard.torch.calls import DEFAULTS, TensorCall, seen_of
+from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
 from regard.torch.fastpath import cached, dense_of, undifferentiated
 from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
@@ -102,7 +102,10 @@ class TensorArguments:
 
     def outputs(self, engine: str | None, before_weights: bool) -> tuple[torch.Tensor, ...]:
         """Return out, lse and the observed statistics, as `TensorCall.results` names them."""
-        call = TensorCall(self.options, tuple(self.floats), tuple(self.others), engine, before_weights=before_weights)
+        low = keeps_low(*self.floats.values())
+        call = TensorCall(
+            self.options, tuple(self.floats), tuple(self.others), engine, before_weights=before_weights, low=low
+        )
         found = applied(call, *self.floats.values(), *self.others.values())
         return tuple(x[0] for x in found) if self.matrices else found
 
@@ -153,7 +156,7 @@ def attention(
             dense = dense_of(options).values()
             if undifferentiated(query, key, value, *dense):
                 return known.cached.output(query, key, value, *dense)
-            if not dense:
+            if not dense and query.dtype not in SHORT:
                 return applied(known, query, key, value)[0]
     sorted_arguments = TensorArguments.of(query, key, value, options, observe)
     return_weights = checks.boolean("return_weights", return_weights)

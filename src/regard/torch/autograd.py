@@ -12,7 +12,8 @@ is the tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
 
 for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. So these five give the derivatives of F, B and J. Those of ∂B and ∂J are
 the sixth, which computes derivatives of any order by PyTorch's operations (`composed/`). B, J, ∂B and ∂J also take the
-outputs. These are functions of x, so their gradients are counted in x.
+outputs. These are functions of x, so their gradients are counted in x. With them comes low, what rounding took from
+out: a constant.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import TensorCall
 from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
 from regard.torch.graph.texts import call_of
-from regard.torch.kernels import OUTPUTS, Tensors, parts
+from regard.torch.kernels import KNOWN, OUTPUTS, Tensors, parts
 from regard.torch.modes import (
     SingleLevelFunction,
     alive,
@@ -41,7 +42,8 @@ from regard.torch.modes import (
     with_forward_mode,
 )
 
-NONE: Tensors = (None, None, None)
+NONE: Tensors = (None,) * len(OUTPUTS)
+UNVARIED: Tensors = (None,) * len(KNOWN)
 
 
 class AttentionOperation(SingleLevelFunction):
@@ -93,7 +95,7 @@ class AttentionOperation(SingleLevelFunction):
 
 
 class AttentionFunction(AttentionOperation):
-    """F: (call, *inputs) → out, lse and the other observed statistics."""
+    """F: (call, *inputs) → out, lse, the other observed statistics, and low."""
 
     operation = "attention"
 
@@ -110,10 +112,11 @@ class AttentionFunction(AttentionOperation):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         call, *given = inputs
         ctx.call = call
-        save_for_both_modes(ctx, *given, *differentiable_results(call, output))
-        integers = [x for x in output if x is not None and not x.is_floating_point()]
-        if integers:
-            ctx.mark_non_differentiable(*integers)
+        low = output[-1] if call.low else None
+        save_for_both_modes(ctx, *given, *differentiable_results(call, output), low)
+        constant = [x for x in output if x is not None and (x is low or not x.is_floating_point())]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
 
     @staticmethod
     def backward(ctx: Any, *c: torch.Tensor | None) -> Any:
@@ -127,7 +130,7 @@ class AttentionFunction(AttentionOperation):
     def jvp(ctx: Any, _: Any, *t: torch.Tensor | None) -> Any:
         call = ctx.call
         for name in call.results:
-            if name not in (*OUTPUTS, *INTEGERS):
+            if name not in (*KNOWN, *INTEGERS):
                 raise not_provided(name)
         d = TangentFunction.apply(call, *ctx.saved_tensors, *t[: len(call.floats)])
         return *d, *(None for _ in call.results[len(d) :])
@@ -141,7 +144,7 @@ class BackwardFunction(AttentionOperation):
 
     @staticmethod
     def roles(call: TensorCall) -> tuple[Any, ...]:
-        return *call.inputs, *OUTPUTS, *OUTPUTS
+        return *call.inputs, *KNOWN, *OUTPUTS
 
     @staticmethod
     def forward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
@@ -156,19 +159,19 @@ class BackwardFunction(AttentionOperation):
     @staticmethod
     def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
         call = ctx.call
-        inputs, outputs, ct = parts(call, ctx.saved_tensors, 3, 3)
+        inputs, outputs, ct = parts(call, ctx.saved_tensors, 4, 3)
         if all_none(u):
             return None, *(None for _ in ctx.saved_tensors)
         d = differentiable_results(call, TangentFunction.apply(call, *inputs, *outputs, *u))
         g = BackwardTangentFunction.apply(call, *inputs, *outputs, *ct, *u, *d, *NONE)
         d_ct = (None if c is None else x for c, x in zip(ct, d, strict=True))
-        return None, *g, *(None for _ in call.others), *NONE, *d_ct
+        return None, *g, *(None for _ in call.others), *UNVARIED, *d_ct
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
         call = ctx.call
-        inputs, outputs, ct = parts(call, ctx.saved_tensors, 3, 3)
-        t, _, d_ct = parts(call, tangents, 3, 3)
+        inputs, outputs, ct = parts(call, ctx.saved_tensors, 4, 3)
+        t, _, d_ct = parts(call, tangents, 4, 3)
         t = t[: len(call.floats)]
         if all_none(t):
             return BackwardFunction.apply(call, *inputs, *outputs, *d_ct)
@@ -186,7 +189,7 @@ class TangentFunction(AttentionOperation):
 
     @staticmethod
     def roles(call: TensorCall) -> tuple[Any, ...]:
-        return *call.inputs, *OUTPUTS, *call.floats
+        return *call.inputs, *KNOWN, *call.floats
 
     @staticmethod
     def forward(call: TensorCall, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -201,20 +204,20 @@ class TangentFunction(AttentionOperation):
     @staticmethod
     def backward(ctx: Any, *c: torch.Tensor | None) -> Any:
         call = ctx.call
-        inputs, outputs, t, d = parts(call, ctx.saved_tensors, 3, len(call.floats), 3)
+        inputs, outputs, t, d = parts(call, ctx.saved_tensors, 4, len(call.floats), 3)
         ct = differentiable_results(call, c)
         if all_none(ct):
             return None, *(None for _ in ctx.saved_tensors[:-3])
         in_t = BackwardFunction.apply(call, *inputs, *outputs, *ct)
         g = BackwardTangentFunction.apply(call, *inputs, *outputs, *ct, *t, *d, *NONE)
         in_t = (None if x is None else gt for x, gt in zip(t, in_t, strict=True))
-        return None, *g, *(None for _ in call.others), *NONE, *in_t
+        return None, *g, *(None for _ in call.others), *UNVARIED, *in_t
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
         call = ctx.call
-        inputs, outputs, t, d = parts(call, ctx.saved_tensors, 3, len(call.floats), 3)
-        u, _, d_t = parts(call, tangents, 3, len(call.floats))
+        inputs, outputs, t, d = parts(call, ctx.saved_tensors, 4, len(call.floats), 3)
+        u, _, d_t = parts(call, tangents, 4, len(call.floats))
         u = u[: len(call.floats)]
         if all_none(u):
             return TangentFunction.apply(call, *inputs, *outputs, *d_t)
@@ -238,7 +241,7 @@ class BackwardTangentFunction(AttentionOperation):
 
     @staticmethod
     def roles(call: TensorCall) -> tuple[Any, ...]:
-        return *call.inputs, *OUTPUTS, *OUTPUTS, *call.floats, *OUTPUTS, *OUTPUTS
+        return *call.inputs, *KNOWN, *OUTPUTS, *call.floats, *OUTPUTS, *OUTPUTS
 
     @staticmethod
     def forward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
@@ -272,7 +275,7 @@ class TangentTangentFunction(AttentionOperation):
 
     @staticmethod
     def roles(call: TensorCall) -> tuple[Any, ...]:
-        return *call.inputs, *OUTPUTS, *call.floats, *OUTPUTS, *call.floats, *OUTPUTS
+        return *call.inputs, *KNOWN, *call.floats, *OUTPUTS, *call.floats, *OUTPUTS
 
     @staticmethod
     def forward(call: TensorCall, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -348,20 +351,20 @@ class Further:
     @staticmethod
     def of_backward_tangent(call: TensorCall, given: Tensors) -> "Further":
         n, m = len(call.floats), len(call.outputs)
-        inputs, outputs, ct, t, _, d_ct = parts(call, range(len(given)), 3, 3, n, 3, 3)
+        inputs, outputs, ct, t, _, d_ct = parts(call, range(len(given)), 4, 3, n, 3, 3)
         like = *outputs[:m], *inputs[:n], *outputs[:m]
         return Further.of_second("backward_tangent", call, given, (*ct[:m], *t, *d_ct[:m]), like)
 
     @staticmethod
     def of_tangent_tangent(call: TensorCall, given: Tensors) -> "Further":
         n = len(call.floats)
-        inputs, _, t, _, u, _ = parts(call, range(len(given)), 3, n, 3, n, 3)
+        inputs, _, t, _, u, _ = parts(call, range(len(given)), 4, n, 3, n, 3)
         return Further.of_second("tangent_tangent", call, given, (*u, *t), (*inputs[:n], *inputs[:n]))
 
     @staticmethod
     def of_second(name: str, call: TensorCall, given: Tensors, places: Sequence[int], like: Any) -> "Further":
         rest = zeros_for([given[n] for n in places], [given[n] for n in like])
-        return Further(replace(call, steps=(name,), cached=None), given, places, rest)
+        return Further(replace(call, steps=(name,), low=False, cached=None), given, places, rest)
 
     def derivative(self, step: str, *more: torch.Tensor) -> Tensors:
         call = replace(self.call, steps=(*self.call.steps, step))

@@ -20,6 +20,7 @@ from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
 from regard.runtime.forks import cached_property
+from regard.torch.modes import transformed
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,6 +29,7 @@ RESULTS = {
     "backward_jvp": {"outputs": 0, "gradients": 1}, "jvp_jvp": {"entropies": 1},
 }  # fmt: skip
 """What each function of an engine returns, as `checks.fits` counts it."""
+SHORT = torch.float16, torch.bfloat16
 DEFAULTS = {name: x for name, x in options.DEFAULTS.items() if name != "observe"}
 
 
@@ -39,8 +41,9 @@ class TensorCall:
     tables of the score. others: inputs without one: "offset", "seed", integers and masks in rules. options: those of
     `regard.attention` that are no tensors. folded: leading axes that `vmap` added, and that rules do not see. weights:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
-    results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). cached: runs the call on tensors
-    of the same signature (`torch/fastpath.py`). shared: its problem but for the arrays of those.
+    results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from the
+    output is a result too, for derivatives. cached: runs the call on tensors of the same signature
+    (`torch/fastpath.py`). shared: its problem but for the arrays of those.
     """
 
     options: dict[str, Any]
@@ -51,6 +54,7 @@ class TensorCall:
     weights: bool = False
     before_weights: bool = False
     steps: tuple[Any, ...] = ()
+    low: bool = False
     cached: Any = None
     shared: "SharedCall | None" = None
 
@@ -74,12 +78,13 @@ class TensorCall:
     def results(self) -> tuple[str, ...]:
         """The names of the results.
 
-        out, lse, entropy if it is observed, then the other statistics in order.
+        out, lse, entropy if it is observed, the other statistics in order, then low.
         """
         if self.weights:
             return "out", "lse"
-        first = ("entropy",) if ENTROPY in self.observe else ()
-        return "out", "lse", *first, *(name for s in self.observe if s not in (LSE, ENTROPY) for name in s.arrays)
+        first, last = ("entropy",) if ENTROPY in self.observe else (), ("low",) if self.low else ()
+        others = (name for s in self.observe if s not in (LSE, ENTROPY) for name in s.arrays)
+        return "out", "lse", *first, *others, *last
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -159,7 +164,7 @@ class ArrayCall:
     def forward(self) -> list[Array]:
         """Compute the results of the call."""
         p = self.problem
-        outputs, found = self.engine.forward(p)
+        outputs, found = self.engine.forward(p, None, p.new_low() if self.call.low else None)
         assert outputs.out is not None
         assert outputs.lse is not None
         if self.call.weights:
@@ -169,6 +174,9 @@ class ArrayCall:
         for s, x in self.layout.seen(found).items():
             if s not in (LSE, ENTROPY):
                 each_array(x, flat.append)
+        if self.call.low:
+            low = np.zeros_like(outputs.out) if outputs.low is None else outputs.low
+            flat.append(self.layout.from_bhnd(low))
         return [*self.to_caller(outputs), *flat]
 
     def to_caller(self, x: Outputs) -> list[Array]:
@@ -177,11 +185,13 @@ class ArrayCall:
         out: Any = x.out if self.call.weights else turned.out
         return [out, turned.lse, *([turned.entropy] if "entropy" in self.call.results else [])]
 
-    def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None) -> Outputs:
+    def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None, low: Array | None = None) -> Outputs:
         """Convert outputs, their cotangents or tangents to the layout of the problem."""
         rows = self.layout.rows_to_bhn
         turn = rows if self.call.weights else self.layout.to_bhnd
-        return Outputs(None if out is None else turn(out), *(None if x is None else rows(x) for x in (lse, entropy)))
+        lse, entropy = (None if x is None else rows(x) for x in (lse, entropy))
+        out, low = (None if x is None else turn(x) for x in (out, low))
+        return Outputs(out, lse, entropy, low)
 
     def differential(self, arrays: Sequence[Array | None]) -> Differential:
         """Return tangents, given in the order of `floats`, as a `Differential`."""
@@ -224,6 +234,17 @@ class SharedCall:
         if function not in self.engines:
             self.engines[function] = choose(p, self.call.engine, function)
         return ArrayCall(self.call, p, self.layout, self.engines[function])
+
+
+def keeps_low(*floats: torch.Tensor) -> bool:
+    """Return whether gradients in 16 bits may follow a call on the CPU, which are more exact with `Outputs.low`.
+
+    floats: its query, and the other inputs with a derivative.
+    """
+    query = floats[0]
+    if query.dtype not in SHORT or not query.is_cpu:
+        return False
+    return transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in floats))
 
 
 def identity(query: Array, key: Array, layout: str) -> Array:

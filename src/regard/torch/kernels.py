@@ -14,11 +14,13 @@ from regard.torch.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]
 OUTPUTS = ("out", "lse", "entropy")
+KNOWN = (*OUTPUTS, "low")
+"""What derivatives take of forward: its outputs, and what rounding took from out."""
 
 
 @on_team(TEAM)
 def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compute the outputs: (*inputs) → out, lse and the other observed statistics."""
+    """Compute the outputs: (*inputs) → out, lse, the other observed statistics, and low."""
     if call.cached is not None:
         found: tuple[torch.Tensor, ...] = call.cached(*inputs)
         return found
@@ -29,9 +31,9 @@ def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ..
 def backward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     """Compute gradients: (*inputs, *outputs, *ct) → gradients of the floats.
 
-    ct: cotangents of the outputs.
+    outputs: as in KNOWN. ct: cotangents of the outputs.
     """
-    inputs, outputs, ct = parts(call, given, 3, 3)
+    inputs, outputs, ct = parts(call, given, 4, 3)
     ready = ArrayCall.of(call, arrays(inputs), "backward")
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return tensors(ready.gradients(g))
@@ -43,7 +45,7 @@ def tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
 
     t: tangents of the floats. The outputs are out, lse and, if observed, entropy.
     """
-    inputs, outputs, t = parts(call, given, 3, len(call.floats))
+    inputs, outputs, t = parts(call, given, 4, len(call.floats))
     ready = ArrayCall.of(call, arrays(inputs), "jvp")
     _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
     return tensors(ready.to_caller(d))
@@ -55,7 +57,7 @@ def backward_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
 
     t, d, d_ct: tangents of the floats, of the outputs and of ct.
     """
-    inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
+    inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 4, 3, len(call.floats), 3, 3)
     ready = ArrayCall.of(call, arrays(inputs), "backward_jvp")
     along = ready.differential(arrays(t))
     results, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
@@ -70,7 +72,7 @@ def tangent_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     t, u: tangents of the floats along two directions; d_t, d_u: those of the outputs.
     """
     n = len(call.floats)
-    inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
+    inputs, outputs, t, d_t, u, d_u = parts(call, given, 4, n, 3, n, 3)
     ready = ArrayCall.of(call, arrays(inputs), "jvp_jvp")
     first, second = (ready.differential(arrays(x)) for x in (t, u))
     results, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))

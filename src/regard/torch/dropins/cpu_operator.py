@@ -36,7 +36,7 @@ def backward(
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
     heads_last = (turned(x) for x in (query, key, value))
     gradients = kernels.backward(
-        call, *heads_last, *more, turned(out), logsumexp, None, turned(grad_out.contiguous()), None, None
+        call, *heads_last, *more, turned(out), logsumexp, None, None, turned(grad_out.contiguous()), None, None
     )
     return tuple(turned(g.contiguous()) for g in gradients if g is not None)
 

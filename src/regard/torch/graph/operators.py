@@ -75,12 +75,12 @@ def attention_fake(given: list[Any], text: str) -> Results:
     rows = (*lead, heads, n_q)
     observed = Sizes(lead, heads, size.groups, n_q, n_k)
     others = [] if call.weights else [s for s in call.observe if s not in (LSE, ENTROPY)]
-    first = len(call.results) - 1 - sum(len(s.parts) for s in others)  # lse, and entropy if it is observed
-    shapes = [*([rows] * first), *(shape for s in others for shape in s.shapes(observed))]
+    first = ["lse", "entropy"] if "entropy" in call.results else ["lse"]
+    shapes = [*([rows] * len(first)), *(shape for s in others for shape in s.shapes(observed))]
     results = [q.new_empty(result)]
-    for name, shape in zip(call.results[1:], shapes, strict=True):
+    for name, shape in zip(call.results[1 : len(shapes) + 1], shapes, strict=True):
         results.append(q.new_empty(shape, dtype=torch.int64 if name in INTEGERS else real))
-    return results
+    return [*results, q.new_empty(result)] if call.low else results
 
 
 def checked_shapes(call: TensorCall, given: list[Any]) -> None:

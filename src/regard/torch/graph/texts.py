@@ -187,7 +187,7 @@ def text_of_call(call: TensorCall) -> str:
         mask, mask_slots = rule(call.options["mask"])
         found = _texts[call] = call_text(
             mask=mask, score=score, slots=[score_slots, mask_slots], engine=call.engine, weights=call.weights,
-            floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
+            low=call.low, floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
             others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
             observe=[[s.name, s.of] for s in call.observe], folded=call.folded, steps=call.steps,
             options={name: x for name, x in call.options.items() if name not in (*RULES, "observe")},
@@ -212,7 +212,7 @@ def _read(text: str) -> TensorCall:
         given = json.loads(text)
     except ValueError:
         given = {}
-    if "slots" not in given:
+    if "low" not in given:
         raise RuntimeError(f"this graph is of another version of regard, trace it again: {text[:20]!r}...")
     slots: dict[int, Any] = {}
     rules = {}
@@ -228,7 +228,7 @@ def _read(text: str) -> TensorCall:
     options = {name: frozen(x) for name, x in given["options"].items()}
     observe = tuple(statistic(name, observed(of)) for name, of in given["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
-    call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"])
+    call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"], low=given["low"])
     call = replace(call, steps=frozen(given.get("steps", [])))
     _texts[call] = text
     return call

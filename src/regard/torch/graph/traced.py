@@ -19,7 +19,7 @@ from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
-from regard.torch.calls import seen_of
+from regard.torch.calls import keeps_low, seen_of
 from regard.torch.graph.operators import forward, seed_in_graph
 from regard.torch.graph.recorded import looked_up, numbers_alone, record, recordable, recorded, rule_of, run_outside
 from regard.torch.graph.texts import call_text, named, text_of
@@ -210,12 +210,12 @@ def name_of_sequence(names: tuple[str, ...]) -> str:
 def name_of_call(
     mask: str | None, score: str | None, floats: tuple[bool, ...], tensors: tuple[str, ...], engine: str | None,
     weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
-    constants: tuple[str, ...],
+    constants: tuple[str, ...], low: bool = False,
 ) -> str:  # fmt: skip
     """Write a call as text.
 
     mask, score: rules as text. floats: for each tensor of the score, whether it has a derivative. tensors: the other
-    given inputs. constants: those of them that could have a derivative, but have none.
+    given inputs. constants: those of them that could have a derivative, but have none. low: as in `TensorCall`.
     """
     slots = [0 if rule is None else len(named(rule).slots) for rule in (score, mask)]
     scored, masked = range(slots[0]), range(slots[0], sum(slots))
@@ -227,7 +227,7 @@ def name_of_call(
             *(n for n, trains in zip(scored, floats, strict=True) if trains),
         ],
         others=[*(n for n, trains in zip(scored, floats, strict=True) if not trains), *masked, *fixed],
-        options=dict(options),
+        options=dict(options), low=low,
     )  # fmt: skip
 
 
@@ -295,8 +295,9 @@ def attention(
     computed = tuple([(s.name, s.of) for s in of_engine(observed)])
     masked, scored = None if mask is None else mask.name, None if score is None else score.name
 
+    low = keeps_low(query, key, value, *floats)
     call = name_of_call(
-        masked, scored, tuple(trains), tuple(seeded), engine, False, computed, tuple(numbers.items()), constants
+        masked, scored, tuple(trains), tuple(seeded), engine, False, computed, tuple(numbers.items()), constants, low
     )
     results = forward([query, key, value, *floats, *others, *tail, *seeds], call)
     if matrices:
