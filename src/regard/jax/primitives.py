@@ -10,9 +10,10 @@ Each primitive is differentiated into others:
     weights       exp(S − lse)
 
 With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its transpose
-in ō˙ is jvp along u. The transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward are operands of the others. They
-follow from x, so only x varies. On the CPU an engine computes all but jvp_jvp through a foreign function. On other
-devices, and for derivatives beyond these, `regard.jax.xla.scan` does, in plain JAX.
+in ō˙ is jvp along u. The transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward are operands of the others, in
+16 bits with low, what rounding took from out. They follow from x, so only x varies. On the CPU an engine computes all
+but jvp_jvp through a foreign function. On other devices, and for derivatives beyond these, `regard.jax.xla.scan` does,
+in plain JAX.
 """
 
 from collections.abc import Sequence
@@ -56,9 +57,9 @@ def task_of(kind: str, call: StaticCall, operands: Operands, **more: Any) -> tup
 
 
 def given(task: PrimitiveTask, operands: Values, *prefixes: str) -> Operands:
-    """Return inputs, outputs and operands with one of the prefixes, with their axes."""
+    """Return inputs, outputs, low and operands with one of the prefixes, with their axes."""
     every = dict(zip(task.operands, zip(operands, task.axes, strict=True), strict=True))
-    plain = {*task.call.inputs, *task.call.outputs}
+    plain = {*task.call.inputs, *task.call.outputs, "low"}
     return {name: x for name, x in every.items() if name in plain or name.startswith(prefixes)}
 
 
@@ -182,16 +183,20 @@ def add(x: list[Any], y: list[Any]) -> list[Any]:
 
 
 def forward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
-    results = bind(task, primals)
-    dots = zeros(results)
     t = tangents_of(task, task.call.differentiable, tangents, "t.")
+    low = bool(t) and primals[0].dtype.itemsize == 2  # gradients of such calls are more exact with it
+    known = bind(replace(task, call=replace(task.call, low=True)) if low else task, primals)
+    results = known[: len(task.results)]
+    dots = zeros(results)
     if t:
-        first = tuple(range(len(task.sizes)))
+        first, count = tuple(range(len(task.sizes))), len(task.call.outputs)
         outputs = {name: (x, first) for name, x in zip(task.call.outputs, results, strict=False)}
-        along = task_of("jvp", task.call, given(task, primals) | outputs | t, sizes=task.sizes)
-        dots[: len(outputs)] = bind(*along)
-        for n, x in enumerate(results[len(outputs) :], len(outputs)):
-            if jnp.issubdtype(x.dtype, jnp.floating):
+        more = {"low": (known[-1], first)} if low else {}
+        call = replace(task.call, low=False)
+        along = task_of("jvp", call, given(task, primals) | outputs | more | t, sizes=task.sizes)
+        dots[:count] = bind(*along)
+        for n, x in enumerate(results[count:], count):
+            if jnp.issubdtype(x.dtype, jnp.floating) and task.results[n] != "low":
                 dots[n] = underivable_p.bind(
                     *(x for x, _ in t.values()),
                     like=jax.typeof(x),

@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 INPUTS = ("query", "key", "value", *ARRAYS)
 OUTPUTS = ("out", "lse", "entropy")
-MATRICES = ("query", "key", "value", "out")  # arrays that depend on `layout`
+MATRICES = ("query", "key", "value", "out", "low")  # arrays that depend on `layout`
 FIELDS = frozenset({*RULES, *ARRAYS, "dropout", "positions_first", "observe"})
 """The optional fields of a `Problem` that travel through a compiled program."""
 CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
@@ -39,7 +39,7 @@ class StaticCall:
     text (see `rule_text`). Their tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
     offset, origin, seed: None if they are inputs; offset holds one number, or one for each batch element. observe:
     names and parameters of statistics. That of `mass` is a rule as text, with arrays named "mass2.table0" if it is the
-    third.
+    third. low: forward returns what rounding takes from out, too.
     """
 
     inputs: tuple[str, ...]
@@ -54,6 +54,7 @@ class StaticCall:
     layout: str
     observe: tuple[tuple[str, Any], ...]
     engine: str | None
+    low: bool = False
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -67,9 +68,10 @@ class StaticCall:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The results of forward: outputs, then arrays of statistics, "0", "1.values", ..."""
+        """The results of forward: outputs, then arrays of statistics, "0", "1.values", ..., and low."""
         others = [places(n, name) for n, (name, _) in enumerate(self.observe) if name not in OUTPUTS]
-        return (*self.outputs, *(place for statistic in others for place in statistic))
+        last = ("low",) if self.low else ()
+        return (*self.outputs, *(place for statistic in others for place in statistic), *last)
 
     def statistic(self, n: int, x: Mapping[str, Array]) -> Statistic:
         """Return the n-th observed statistic."""
@@ -146,7 +148,7 @@ class PrimitiveTask:
         sizes = Sizes(lead, q[-3], k[-3], q[-2], k[-2])
 
         def of(name: str) -> tuple[Shape, np.dtype[Any]]:
-            if name == "out":
+            if name in ("out", "low"):
                 return transposed((*rows, v[-1]), swap), dtype
             if name == "weights":
                 return (*rows, k[-2]), dtype
@@ -322,6 +324,7 @@ def merge(task: PrimitiveTask, x: dict[str, Array], y: dict[str, Array]) -> None
         "bias": 3,
         "offset": 0,
         "out": 3,
+        "low": 3,
         "lse": 2,
         "entropy": 2,
         "weights": 3,
@@ -370,7 +373,9 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
 
     def outputs(prefix: str) -> Outputs:
         found = [(x.get(prefix + name), shape) for name, shape in shapes.items()]
-        return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
+        given = Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
+        low = x.get(prefix + "low")
+        return given if low is None else given._replace(low=np.broadcast_to(low, shapes["out"]))
 
     def tangents(prefix: str) -> Differential:
         parts = {name: x.get(prefix + name) for name in INPUTS}
@@ -383,8 +388,11 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
         return [(name, found[name]) for name, _ in task.wrt]
 
     if task.kind == "forward":
+        if call.low:
+            here = y["low"].shape == shapes["out"]
+            into = into._replace(low=y["low"] if here else p.new_output())
         made, seen = engine.forward(p, None, into)
-        values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
+        values: dict[str, Any] = made._asdict()
         for n, s in enumerate(p.observe):
             values |= zip(places(n, s.name), s.split(seen[s]), strict=True)
         return [(name, values[name]) for name in task.results]
@@ -396,7 +404,7 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     t = tangents("t.")
     if task.kind == "jvp":
         made = engine.jvp(p, t, known, into)[1]
-        return [(name, a) for name, a in zip(OUTPUTS, made, strict=True) if name in task.results and a is not None]
+        return [(name, a) for name, a in made._asdict().items() if name in task.results and a is not None]
     d_ct = outputs("t.ct.")
     if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
         return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents

@@ -100,7 +100,7 @@ def one(task: PrimitiveTask, *operands: Any) -> list[Any]:
         outputs = {n: x[n] for n in task.call.outputs}
         ct = along("ct.", outputs)
         if task.kind == "backward":
-            found = gradients(inputs, ct, Blocks(task, x).sums_of(outputs))
+            found = gradients(inputs, ct, Blocks(task, x).sums_of(outputs, x.get("low")))
         else:
             tangents = along("t.", inputs), along("t.ct.", outputs)
             found = jax.jvp(lambda x, ct: gradients(x, ct, sums(x)), (inputs, ct), tangents)[1]
@@ -267,26 +267,32 @@ class Blocks:
         found: Sums = self.over_queries(query_block, shift=lax.stop_gradient(self.heads(lse)))
         return found
 
-    def sums_of(self, outputs: Arrays) -> Sums:
+    def sums_of(self, outputs: Arrays, low: Any) -> Sums:
         """Return the sums for the shift lse, from the outputs.
 
-        l = 1 − exp(sink − lse), O = out, e = −entropy.
+        l = 1 − exp(sink − lse), O = out + low if that is given, e = −entropy.
         """
         lse = self.heads(outputs["lse"])
         l = jnp.where(lse == -jnp.inf, 0, 1 - jnp.exp(self.sink - finite(lse)))
         e = -self.heads(outputs["entropy"]) if "entropy" in outputs else jnp.zeros_like(l)
-        return l, self.heads(self.transposed("out", outputs["out"]), 1), e
+        O = self.heads(self.transposed("out", outputs["out"]), 1)
+        if low is not None:
+            O = rounded(O, self.dtype) + self.heads(self.transposed("low", low), 1)
+        return l, O, e
 
     def outputs(self, sums: Sums, shift: Any) -> Arrays:
         l, O, e = sums
         total = l + jnp.exp(self.sink - finite(shift))
         positive = jnp.where(total == 0, 1, total)
+        out = O / positive[..., None]
         found = {
-            "out": (O / positive[..., None]).astype(self.dtype),
+            "out": out.astype(self.dtype),
+            "low": remainder(out, self.dtype),
             "lse": jnp.where(total == 0, -jnp.inf, finite(shift) + jnp.log(positive)),
             "entropy": (l * jnp.log(positive) - e) / positive,
         }
-        return {n: self.per_query(found[n], n) for n in self.call.outputs}
+        names = (*self.call.outputs, "low") if self.call.low else self.call.outputs
+        return {n: self.per_query(found[n], n) for n in names}
 
     def weights(self) -> Any:
         """Return the softmax of all scores as (..., h, n_q, n_k).
@@ -376,3 +382,15 @@ def visible_product(weight: Any, visible: Any, v: Any) -> Any:
         return plain + wild.astype(plain.dtype)  # a sum, through which gradients pass
 
     return lax.cond(jnp.isfinite(v).all(), lambda x: x, nonfinite, plain)
+
+
+def remainder(x: Any, dtype: Any) -> Any:
+    """Return x − x as `dtype`, in that dtype; 0 where x or that is not finite."""
+    rest = x - rounded(x, dtype)
+    return jnp.where(jnp.isfinite(rest), rest, 0).astype(dtype)
+
+
+def rounded(x: Any, dtype: Any) -> Any:
+    """Round to a dtype and back, which XLA leaves out if they are conversions."""
+    kind = jnp.finfo(dtype)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant)
