@@ -13,7 +13,7 @@ import regard
 from regard.core.problem import Outputs, Problem
 from regard.engines.cpu.target.instructions import chosen
 from regard.ops.normalization import problem_from
-from support import assert_saturated
+from support import assert_saturated, eps
 
 ARRAY = np.ndarray[Any, np.dtype[Any]]
 AMPLITUDES = (1, 2, 3, 4)
@@ -44,3 +44,21 @@ def test_gradients_of_saturated_rows(amplitude: float, engine: str, dtype: Any) 
     p, dout = saturated(amplitude, dtype)
     found = regard.attention_vjp(p.query, p.key, p.value, dout, causal=True, engine=engine)
     assert_saturated(p, Outputs(dout, None, None), found, *factors(engine, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
+@pytest.mark.parametrize("engine", ["tiled", "cpu"])
+def test_a_lone_key_has_no_gradient_under_dropout(engine: str, dtype: Any) -> None:
+    """The output is 1 / (1 − p) of a value, as exact as two numbers of the dtype are.
+
+    Pairs of bfloat16 round that weight before it multiplies the value.
+    """
+    if factors(engine, dtype) != (1.1, 2.5):
+        pytest.skip("products by pairs")
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 2, 128, 64)).astype(dtype)
+    alone = {"mask": regard.window(0, 0), "scale": 1.0, "dropout": 0.1, "seed": 3, "engine": engine}
+    g = regard.attention_vjp(q, k, v, dout, **alone)
+    assert g.query is not None
+    wide = [np.abs(x.astype(np.float64)) for x in (k, v, dout, g.query)]
+    size = (wide[1] * wide[2]).sum(-1, keepdims=True) * wide[0] / 0.9
+    assert (wide[3] <= size * ((eps(np.dtype(dtype)) / 2) ** 2 + 2 * eps(np.dtype(np.float32)))).all()

@@ -30,7 +30,8 @@ cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the out
 has a cotangent. None in cotangents or tangents is 0.
 
 `into` holds arrays of the right shapes and dtypes that nothing else reads. An engine may write results there (of `jvp`,
-the tangents) and return those arrays; any other array that it returns is new.
+the tangents) and return those arrays; any other array that it returns is new. If it has `low`, forward stores there
+what rounding takes from the output; None in the result says that it does not.
 """
 
 import functools

@@ -156,7 +156,7 @@ def attention(
             dense = dense_of(options).values()
             if undifferentiated(query, key, value, *dense):
                 return known.cached.output(query, key, value, *dense)
-            if not dense and query.dtype not in SHORT:
+            if not dense and (known.low or query.dtype not in SHORT):
                 return applied(known, query, key, value)[0]
     sorted_arguments = TensorArguments.of(query, key, value, options, observe)
     return_weights = checks.boolean("return_weights", return_weights)

@@ -20,7 +20,7 @@ from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, ArrayCall, SharedCall, TensorCall
+from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, SharedCall, TensorCall
 from regard.torch.modes import transformed, watched
 from regard.torch.team import TEAM
 
@@ -33,19 +33,23 @@ DTYPE = 7  # of what `tensor_operands` returns
 
 
 class CachedTensorCall:
-    """A call of one signature on tensors, which computes out and lse.
+    """A call of one signature on tensors, which computes out and lse; in 16 bits also low.
 
     run: the engine's prepared call. step: it takes any number of keys. out: the shape of the output. grouped: query
-    heads share heads of the key.
+    heads share heads of the key. low: what the call that computes low shares with others, None without it.
     """
 
-    def __init__(self, run: PreparedForward, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self, run: PreparedForward, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype,
+        low: SharedCall | None,
+    ) -> None:  # fmt: skip
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
         self.step, self.out, self.rows, self.dtype, self.grouped = step, out, p.shape(p.n_q), dtype, p.group != 1
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
         self.lse_address = self.lse.data_ptr()
+        self.low, self.run_low = low, None
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
         """Return memory for the output on the device of q.
@@ -60,11 +64,23 @@ class CachedTensorCall:
         self.write(out, self.lse_address, given)
         return out
 
-    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out and lse."""
+    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return out and lse, and low in 16 bits."""
         out, lse = self.new(given[0]), given[0].new_empty(self.rows, dtype=self.real)
-        self.write(out, lse.data_ptr(), given)
-        return out, lse
+        if self.low is None:
+            self.write(out, lse.data_ptr(), given)
+            return out, lse
+        if self.run_low is None:
+            self.run_low = self.prepared_with_low(self.low, given)
+        low = self.new(given[0])
+        self.run_low([out.data_ptr(), lse.data_ptr(), *map(data_ptr, given), low.data_ptr()])
+        return out, lse, low
+
+    def prepared_with_low(self, shared: SharedCall, given: tuple[torch.Tensor, ...]) -> Any:
+        """Return the engine's prepared call that stores low, which calls without a derivative do not compile."""
+        ready = shared.on([array(x) for x in given], "forward")
+        run = ready.engine.prepare(ready.problem, ("addresses", "low"))
+        return run if num_threads() == 1 else on_team(TEAM)(run)
 
     def write(self, out: torch.Tensor, lse_address: int, given: tuple[torch.Tensor, ...]) -> None:
         addresses = [out.data_ptr(), lse_address, *map(data_ptr, given)]
@@ -167,17 +183,22 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     dense = dense_of(options)
     mask = {name: as_mask(x) for name, x in dense.items() if name == "mask"}
     others = tuple(mask[name].node.payload if name in mask else name for name in dense)
-    call = TensorCall(DEFAULTS | options | dict.fromkeys(dense) | {"observe": ()}, ("query", "key", "value"))
+    step = is_step(q, k, v, options)
+    low = q.dtype in SHORT and not (step or dense)
+    given = DEFAULTS | options | dict.fromkeys(dense) | {"observe": ()}
+    call = TensorCall(given, ("query", "key", "value"), low=low)
     reading = replace(call, options=call.options | mask, others=others)  # what others hold belongs to the caller
     ready = ArrayCall.of(reading, [array(x) for x in (q, k, v, *dense.values())], "forward")
-    p, vary, step = ready.problem, ["addresses"], is_step(q, k, v, options)
+    p, vary = ready.problem, ["addresses"]
     if step:  # its query is the last position and sees all others
         p, vary = replace(p, mask=None), [*vary, "keys"]
     run = ready.engine.prepare(p, vary)
     if run is None:
         return None
     shared = None if step or dense else SharedCall(ready)
-    return replace(call, shared=shared, cached=CachedTensorCall(run, step, p, ready.layout.out_shape(p), q.dtype))
+    out = ready.layout.out_shape(p)
+    repeated = CachedTensorCall(run, step, p, out, q.dtype, shared if low else None)
+    return replace(call, shared=shared, cached=repeated)
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -114,8 +114,8 @@ class Prefill(LaneLayout):
 
     def store_output(self, block: RowBlock) -> None:
         head, row, *_ = block.strides("out")
-        self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, block.address("out"), head, row)
+        low = None
         if self.spec.low:
-            rest, into = self.lanes.remainder, block.address("low")
-            strides = block.strides("low")
-            self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, into, *strides, converted=rest)
+            low_head, low_row = block.strides("low")
+            low = block.address("low"), low_head, low_row
+        self.transposes.to_rows(block, block.merged.O, self.lanes.d_v, block.address("out"), head, row, low=low)

@@ -1,13 +1,12 @@
 """Transposes between rows in memory and rows of lanes, in registers."""
 
-from collections.abc import Callable
 from typing import Any
 
 from regard.engines.cpu.kernels.blocks import RowBlock
 from regard.engines.cpu.kernels.copies import key_width
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.tiles import KeyTile
-from regard.engines.cpu.language.types import I16, I32, Type
+from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value
 
 
@@ -101,11 +100,12 @@ class Transposes:
         head: Value,
         row: Value,
         *,
-        converted: Callable[[Value, Type], Value] = Value.to,
+        low: tuple[Pointer, Value, Value] | None = None,
     ) -> None:
         """Transpose lanes back to rows.
 
-        base[head, row, x] = converted(transposed[x, lane]) for each lane and x below `count`.
+        base[head, row, x] = transposed[x, lane] for each lane and x below `count`. low: base and strides of what
+        rounding takes, if that is stored too.
         """
         k, W, B = self.k, self.W, self.B
         lanes, whole = block.field("lanes"), count - count % W
@@ -114,11 +114,16 @@ class Transposes:
                 vectors = k.transpose([self.lanes.load(transposed, (a + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
-                        block.row(base, c + r, head, row)[a] = converted(vectors[r], base.type)
+                        block.row(base, c + r, head, row)[a] = vectors[r].to(base.type)
+                        if low:
+                            block.row(low[0], c + r, *low[1:])[a] = self.lanes.remainder(vectors[r], base.type)
             with k.loop(k.minimum(lanes, c + W), start=c) as n:
                 into = block.row(base, n, head, row)
                 with k.loop(count, start=whole) as a:
-                    into[a] = converted(transposed[a * B + n], base.type)
+                    into[a] = transposed[a * B + n].to(base.type)
+                    if low:
+                        rest = self.lanes.remainder(transposed[a * B + n], base.type)
+                        block.row(low[0], n, *low[1:])[a] = rest
 
     def fetch(self, name: str, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
         """Transpose some keys of a dense array, so that lanes are queries."""

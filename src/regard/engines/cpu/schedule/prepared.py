@@ -46,8 +46,8 @@ class PreparedCall:
     def __call__(self, addresses: Sequence[int], *keys: Any) -> None:
         """Run the call.
 
-        addresses: of out, lse, query, key and value, then of the bias and the dense masks that there are. keys: see
-        `PreparedStep.arrange`.
+        addresses: of out, lse, query, key and value, then of low, the bias and the dense masks that there are. keys:
+        see `PreparedStep.arrange`.
         """
         if self.busy:  # in a signal's handler
             type(self)(*self.arguments)(addresses, *keys)
@@ -169,7 +169,7 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall |
     """Return a prepared call.
 
     None for long calls, options other than rules and a bias, and rules that read tables. With "keys" in `vary` also
-    for calls with rules or a bias, and several queries of a head.
+    for calls with rules or a bias, and several queries of a head. With "low" the call stores that, too.
     """
     count = p.batch * p.heads * p.n_q
     if not (0 < count <= MOST_QUERIES and p.n_k and without_options(p)):
@@ -180,13 +180,14 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall |
         return PreparedStep(p, target) if plain and alike and p.n_q == 1 else None
     if any(program.tables for _, program in programs(p)):
         return None
-    results = new_results(p)
+    low = ["low"] * ("low" in vary)
+    results = new_results(p)._replace(low=p.new_output() if low else None)
     arrays = arrays_of(p, results.own(p))
     schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, count))
     if not isinstance(schedule.stages, tuple):
         return None
     dense = ["bias"] * (p.bias is not None) + [f"dense{n}" for n in range(len(dense_masks(p)))]
-    return PreparedCall(schedule, schedule.kernel(p, results).call, dense)
+    return PreparedCall(schedule, schedule.kernel(p, results).call, [*low, *dense])
 
 
 def new_results(p: Problem) -> KernelResults:
