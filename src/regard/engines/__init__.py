@@ -110,7 +110,7 @@ class Guarded:
 
         It is given the addresses of out, lse, query, key and value, then of the bias and the dense masks that there
         are, and writes or reads arrays of the same shapes and strides. vary: with "keys" their number differs too. It
-        follows, with the strides of key and value in numbers, not bytes.
+        follows, with the strides of key and value in numbers, not bytes. With "low" the address of that follows.
         """
         prepare = None if unknown(self.engine, "forward", p) else getattr(self.engine, "prepare", None)
         return None if prepare is None else prepare(p, vary)

@@ -49,7 +49,8 @@ class CachedTensorCall:
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
         self.lse_address = self.lse.data_ptr()
-        self.low, self.run_low = low, None
+        self.low = low
+        self.run_low: Any = None
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
         """Return memory for the output on the device of q.
@@ -79,7 +80,7 @@ class CachedTensorCall:
     def prepared_with_low(self, shared: SharedCall, given: tuple[torch.Tensor, ...]) -> Any:
         """Return the engine's prepared call that stores low, which calls without a derivative do not compile."""
         ready = shared.on([array(x) for x in given], "forward")
-        run = ready.engine.prepare(ready.problem, ("addresses", "low"))
+        run: Any = ready.engine.prepare(ready.problem, ("addresses", "low"))
         return run if num_threads() == 1 else on_team(TEAM)(run)
 
     def write(self, out: torch.Tensor, lse_address: int, given: tuple[torch.Tensor, ...]) -> None:
