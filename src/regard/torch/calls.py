@@ -41,8 +41,8 @@ class TensorCall:
     tables of the score. others: inputs without one: "offset", "seed", integers and masks in rules. options: those of
     `regard.attention` that are no tensors. folded: leading axes that `vmap` added, and that rules do not see. weights:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
-    results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from the
-    output is a result too, for derivatives. cached: runs the call on tensors of the same signature
+    results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from
+    the output is a result too, for derivatives. cached: runs the call on tensors of the same signature
     (`torch/fastpath.py`). shared: its problem but for the arrays of those.
     """
 
