@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import pytest
 import regard
 from regard.cli import main
 from regard.viewer.data import finding, sentences
+from regard.viewer.data.dots import mean_variances
 from regard.viewer.data.finding import Candidate, pick, row_sentence
 from regard.viewer.data.scores import KINDS, estimated_scores, layer_scores
 from regard.viewer.data.summary import look_data
@@ -223,3 +225,10 @@ def test_the_variance_of_products_grows_with_their_features() -> None:
     q, k = RNG.standard_normal((2, 1, 500, 64))
     found = answered(arrays(q, k), "{}/variance/0/0")
     np.testing.assert_allclose(found["variance"], np.arange(1, 65), rtol=0.25)
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_the_variance_is_the_mean_over_all_orders_of_features(d: int) -> None:
+    products = RNG.standard_normal((40, d)) @ RNG.standard_normal((d, d)) + 3
+    orders = [products[:, order].cumsum(axis=1).var(axis=0) for order in permutations(range(d))]
+    np.testing.assert_allclose(mean_variances(products), np.mean(orders, axis=0), rtol=1e-12)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from regard.viewer.scene.scenes import Head
 
-PAIRS, ORDERS = 2048, 16
-"""Random pairs per variance, and orders of features to average over."""
+PAIRS = 2048
+"""Random pairs per variance."""
 
 
 def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
@@ -31,10 +31,26 @@ def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
 def variance(head: Head) -> dict[str, Any]:
     """Return Var(q · k) over random pairs, from 1, 2, ..., d of their features.
 
-    Features are added in random order. The variance is the mean over `ORDERS` orders.
+    The variance of m features is its mean over all orders in which they can be added.
     """
     p, rng = head.problem, np.random.default_rng(0)
     i, j = rng.integers(0, p.n_q, PAIRS), rng.integers(0, p.n_k, PAIRS)
     products = np.asarray(p.query[0][i], np.float64) * np.asarray(p.key[0][j], np.float64)
-    sums = [np.cumsum(products[:, rng.permutation(p.d)], axis=1).var(axis=0) for _ in range(ORDERS)]
-    return {"d": p.d, "variance": np.mean(sums, axis=0).tolist()}
+    return {"d": p.d, "variance": mean_variances(products).tolist()}
+
+
+def mean_variances(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean variance of the sums of m features, m = 1, ..., d, over all orders of the features.
+
+    products: (pairs, d). The mean is m/d · T + m (m − 1) / (d (d − 1)) · (V − T): T sums the features' variances, V is
+    the variance of their sum, and V − T the covariances, of which m features hold m (m − 1) of d (d − 1).
+
+    >>> mean_variances(np.array([[0.0, 0.0], [1.0, 1.0]]))
+    array([0.25, 1.  ])
+    """
+    d = products.shape[1]
+    m = np.arange(1, d + 1)
+    centred = products - products.mean(axis=0)
+    T = np.einsum("pa,pa->", centred, centred) / len(products)
+    V = np.square(centred.sum(axis=1)).mean()
+    return np.asarray(m / d * T + m * (m - 1) / max(d * (d - 1), 1) * (V - T))
