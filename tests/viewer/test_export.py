@@ -99,6 +99,18 @@ def test_the_coarse_level_and_thumbnails_are_embedded(monkeypatch: pytest.Monkey
     assert data["api/arrays/heads"] == answers.get("arrays/heads").content
 
 
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "embedded"), [(31, 31, False), (64, 64, False), (64, 65, True), (1, 5000, True)]
+)
+def test_no_thumbnail_is_larger_than_its_map(n_q: int, n_k: int, embedded: bool) -> None:
+    q, k = RNG.standard_normal((2, n_q, 8)), RNG.standard_normal((2, n_k, 8))
+    for options in ({}, {"mask": RNG.random((n_q, n_k)) < 0.8}):  # computed in the page, and held as tiles
+        answers = exported(arrays(q, k, **options))["answers"]
+        assert [path for path in answers if "/thumbs/" in path] == [
+            f"api/arrays/thumbs/0?size=64&kind={kind}" for kind in ("mass", "max") if embedded
+        ]
+
+
 def test_what_the_page_computes_is_not_embedded() -> None:
     """Half of a megabyte for 1,500 tokens of two heads, where coarse tiles took 8 MB."""
     q, k = RNG.standard_normal((2, 2, 1500, 8)).astype(np.float32)

@@ -43,6 +43,9 @@ ON_PAGE = 2048
 FEW = 2**20
 """Pairs of a head up to which a page that holds a model makes its thumbnails."""
 
+THUMB = 64
+"""Pixels on a side of a thumbnail. Of no more pairs than it has pixels, the page makes it from the weights."""
+
 DIGITS = 6
 """Digits of the numbers along a sequence."""
 
@@ -202,8 +205,8 @@ def _answers(answers: Source, name: str, layers: Sequence[SavedLayer], editable:
             paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
             paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
-        if not editable or p.n_q * p.n_k > FEW:
-            paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
+        if p.n_q * p.n_k > (FEW if editable else THUMB**2):
+            paths += [f"{name}/thumbs/{number}?size={THUMB}&kind={kind}" for kind in KINDS]
     listed = answers.get("scenes").content
     assert isinstance(listed, dict)
     mine = [scene | {"editable": editable} for scene in listed["scenes"] if scene["id"] == name]
