@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -420,3 +421,29 @@ def test_a_model_that_writes_over_its_tensors() -> None:
         model(x)
     expected = regard.weights(x, x, bias=torch.ones(4, 4).tril())
     np.testing.assert_allclose(weights_of(seen[0])[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", " HuggingFaceTB/SmolLM2-135M"), ("gpt2", " gpt2"), ("", ""),
+        ("/home/someone/models/smol", " smol"), ("/home/someone/models/smol/", " smol"), ("~/smol", " smol"),
+        ("./smol", " smol"), ("models/trained/smol", " smol"), (r"C:\Users\someone\smol", " smol"), ("/", ""),
+    ],
+)  # fmt: skip
+def test_a_capture_does_not_name_the_path_of_a_model(given: str, named: str) -> None:
+    model = nn.Linear(1, 1)
+    model.config = SimpleNamespace(name_or_path=given)  # type: ignore[assignment]
+    with regard.capture(model) as seen:
+        pass
+    assert seen.model == f"Linear{named}"
+
+
+def test_a_capture_names_the_folder_of_a_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private" / "smol").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(1, 1)
+    model.config = SimpleNamespace(name_or_path="private/smol")  # type: ignore[assignment]
+    with regard.capture(model) as seen:
+        pass
+    assert seen.model == "Linear smol"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,14 @@ def capture(
 
 
 def _name(model: nn.Module) -> str:
-    given = getattr(getattr(model, "config", None), "name_or_path", "")
-    return f"{type(model).__name__} {given}".strip()
+    """Return the model's class, and its name on a hub or the last part of its folder's path.
+
+    Captures and pages are passed on, so they hold no path of the machine that made them.
+    """
+    given = str(getattr(getattr(model, "config", None), "name_or_path", ""))
+    path = PureWindowsPath(given)  # of both kinds of slashes
+    local = path.root or path.drive or given.startswith((".", "~")) or len(path.parts) > 2 or Path(given).is_dir()
+    return f"{type(model).__name__} {path.name if local else given}".strip()
 
 
 @dataclass
