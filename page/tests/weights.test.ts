@@ -93,7 +93,14 @@ describe("a saved page", () => {
       for (let x = 0; x < 3; x++)
         answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
     }
+    answers["api/scenes"] = { scenes: [{ id: "s", layers: [{ heads: 1, n_q: 7, n_k: 9 }] }] };
     const tiled = new FileSource({ answers, exact: {} });
+    const pixels = new Uint16Array((await tiled.numbers("api/s/thumbs/0?size=64&kind=max")).data);
+    expect([...pixels].map((bits) => halfValues[bits])).toEqual(
+      Array.from(pixels, (_, p) => weights[Math.floor((Math.floor(p / 64) * 7) / 64)][Math.floor(((p % 64) * 9) / 64)]).map(
+        (w) => halfValues[toHalf(w)],
+      ),
+    );
     const row = new Float32Array((await tiled.numbers("api/s/row/0/0/6")).data);
     expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
     for (const level of [0, 1, 2]) {

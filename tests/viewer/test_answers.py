@@ -390,6 +390,8 @@ def test_captures_are_scenes() -> None:
         True,
     )
     assert (second["id"], second["layers"][0]["cross"], second["has_tokens"]) == ("capture-2", True, False)
+    assert (first["name"], first["note"]) == (f"{'t0t1t2t3t4t5t6' * 3:.39}…, attention", "made up")
+    assert second["name"] == "made up, cross"
     assert asked(answers, "capture/tokens", axis="query", start=3, stop=5) == {
         "start": 3,
         "total": 40,

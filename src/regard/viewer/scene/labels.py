@@ -69,6 +69,20 @@ def brief(text: str) -> str:
     return encodable(text if len(text) <= BRIEF else text[: BRIEF - 1] + "…")
 
 
+TITLE = 40
+"""Maximum characters of a text's first words in a menu."""
+
+
+def first_words(text: str) -> str:
+    r"""Return the start of a text on one line, as a menu names it.
+
+    >>> first_words(" to be,\n or not"), len(first_words("a " * 5000))
+    ('to be, or not', 40)
+    """
+    start = " ".join(text.split())
+    return start if len(start) <= TITLE else start[: TITLE - 1] + "…"
+
+
 def byte_tokens(text: str) -> tuple[str, ...]:
     """Return labels of a text's tokens in a model over UTF-8 bytes.
 

@@ -15,7 +15,7 @@ from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
 from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
-from regard.viewer.scene.labels import byte_label, byte_tokens
+from regard.viewer.scene.labels import byte_label, byte_tokens, first_words
 from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
@@ -96,9 +96,8 @@ def example(
         for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
     )
     tokens = byte_tokens(settings.text)
-    start = " ".join(settings.text.split())
     return Scene(
-        name=start if len(start) <= 40 else start[:39] + "…",
+        name=first_words(settings.text),
         kind="example",
         layers=layers,
         query_tokens=tokens,
@@ -228,7 +227,8 @@ def arrays(
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
     """Return a capture as scenes, each of the layers that read the same sequences.
 
-    So an encoder and a decoder have scenes of their own. Raises ValueError for a capture without layers.
+    So an encoder and a decoder have scenes of their own. Each is named by the first words of what its queries read, or
+    by the model without a text. Raises ValueError for a capture without layers.
     """
     if not seen.layers:
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
@@ -241,12 +241,13 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
         first = seen.layers[numbers[0]]
         part = f", {first.name}" if len(kinds) > 1 else ""
         ids = seen.ids(numbers[0], "key")
+        labels = seen.labels(numbers[0], "query") or ()
         scenes.append(
             Scene(
-                name=f"{seen.model}{part}",
+                name=f"{first_words(''.join(labels)) or seen.model}{part}",
                 kind=kind,
                 layers=tuple(_captured_layer(seen.layers[n], seen.numbers[n]) for n in numbers),
-                query_tokens=seen.labels(numbers[0], "query") or (),
+                query_tokens=labels,
                 key_tokens=seen.labels(numbers[0], "key") or (),
                 ids=None if ids is None else np.asarray(ids, np.int64),
                 note=f"{seen.model}; not kept: {', '.join(seen.dropped)}" if seen.dropped else seen.model,
