@@ -1,6 +1,7 @@
 """Functions of tensors that become rules in a graph: the ways in which people write them, against the eager call."""
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -269,6 +270,28 @@ def test_an_index_is_compared_with_a_changing_number() -> None:
 
     run = torch.compile(call, dynamic=True, backend="eager")
     for n in (2, 3, 5):
+        assert torch.equal(run(Q, n), call(Q, n))
+
+
+def equal(a: Any, b: Any) -> Any:
+    return a == b
+
+
+COMPARED: dict[str, Make] = {
+    "a helper": lambda n: lambda b, h, i, j: equal(j, n),
+    "the operator": lambda n: lambda b, h, i, j: operator.eq(j, n),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_helper_compares_an_index_with_a_changing_number(name: str) -> None:
+    torch._dynamo.reset()
+
+    def call(q: torch.Tensor, n: int) -> torch.Tensor:
+        return regard.attention(q, q, q, mask=COMPARED[name](n))
+
+    run = torch.compile(call, dynamic=True, backend="eager")
+    for n in (2, 3):
         assert torch.equal(run(Q, n), call(Q, n))
 
 

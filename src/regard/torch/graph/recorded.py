@@ -5,6 +5,7 @@ What is done to them is recorded as steps, of constants and of tensors by number
 of the trace, on the tracer of `regard.rules`, and on tensors without values. So what a rule may do is written there.
 """
 
+import builtins
 import dis
 import operator
 from collections.abc import Callable, Sequence
@@ -251,9 +252,16 @@ def symbols_in(code: CodeType) -> bool:
 
 
 def compares_others(code: CodeType) -> bool:
-    """Return True if code compares a variable that is not its own, or, for equality, a result of arithmetic."""
+    """Return True if code compares a variable that is not its own, or, for equality, a result of arithmetic.
+
+    Functions that it calls may compare too: True for all but those of Python and of modules other than `operator`.
+    """
     steps = [x for x in dis.get_instructions(code) if x.opname != "CACHE"]
     for n, x in enumerate(steps):
+        called = "NULL" in x.argrepr or "PUSH_NULL" in {y.opname for y in steps[max(n - 1, 0) : n + 2]}
+        called = called and steps[n + 1].opname != "LOAD_ATTR"  # a module of which a function is called
+        if x.opname.startswith("LOAD") and (called or x.argval == "operator") and not hasattr(builtins, str(x.argval)):
+            return True
         before = {y.opname for y in steps[max(n - 2, 0) : n]}
         others = {"LOAD_DEREF", "LOAD_GLOBAL"} | ({"BINARY_OP"} if x.argval in ("==", "!=") else set())
         if x.opname == "COMPARE_OP" and before & others:
