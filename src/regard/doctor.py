@@ -58,7 +58,7 @@ def _engines() -> dict[str, str]:
     if first.reason:
         found[second.name] += f", runs all calls in place of {first.name}"
     if find_spec("torch") is not None:
-        found["PyTorch's own SDPA"] = _sdpa()
+        found["SDPA"] = _sdpa()
     return found
 
 

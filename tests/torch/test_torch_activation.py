@@ -251,7 +251,7 @@ def test_by_the_name_in_pytorchs_registry(calls: list[str]) -> None:
 
 
 def test_the_doctor_says_what_is_active() -> None:
-    name = "PyTorch's own SDPA"
+    name = "SDPA"
     assert regard.doctor.report()["engines"][name] == "PyTorch's: regard.torch.activate() replaces it on the CPU"
     with regard.torch.activate():
         assert regard.doctor.report()["engines"][name] == "regard's on the CPU: regard.torch.activate() is in force"

@@ -277,12 +277,24 @@ def equal(a: Any, b: Any) -> Any:
     return a == b
 
 
+def every(*parts: Any) -> Any:
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        visible = parts[0](b, h, i, j)
+        for part in parts[1:]:
+            visible = visible & part(b, h, i, j)
+        return visible
+
+    return mask
+
+
 COMPARED: dict[str, Make] = {
     "a helper": lambda n: lambda b, h, i, j: equal(j, n),
     "the operator": lambda n: lambda b, h, i, j: operator.eq(j, n),
+    "a helper in a function of functions": lambda n: every(lambda b, h, i, j: equal(j, n)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:the mask function:regard.RegardWarning")
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_helper_compares_an_index_with_a_changing_number(name: str) -> None:
     torch._dynamo.reset()

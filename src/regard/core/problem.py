@@ -24,8 +24,8 @@ class Outputs(NamedTuple):
     """The outputs of attention, or their cotangents or tangents.
 
     `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are
-    float32 (float64 for float64). As cotangents, None means zero. `low`, of outputs in 16 bits alone,
-    is what rounding took from `out`, rounded itself; gradients are more exact with it.
+    float32 (float64 for float64). As cotangents, None means zero. `low`, of outputs in 16 bits
+    alone, is what rounding took from `out`, rounded itself; gradients are more exact with it.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)

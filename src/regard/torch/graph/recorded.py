@@ -274,6 +274,8 @@ def numbers_alone(argument: str, function: Any) -> bool:
     try:
         cells = function.__closure__ or ()
     except AttributeError:  # made in the graph
+        if has_symbols():  # one may be in a closure, where it equals no index
+            return False
         cells = ()
         repr(function)  # breaks the graph if it reads a tensor: a constant function of it raises
     numbers = []

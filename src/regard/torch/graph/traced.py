@@ -90,7 +90,9 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
     if not torch.compiler.is_dynamo_compiling():
         return in_graph(argument, rule_of(argument, x))
     if recordable(x):
-        return GraphRule(*record(argument, x))
+        recorded_rule = record(argument, x)
+        if recordable(x):  # no number of its closure became a symbol of the graph as it was read
+            return GraphRule(*recorded_rule)
     if numbers_alone(argument, x):
         return GraphRule(name_of_function(argument, x), ())
     return in_graph(argument, run_outside(argument, x))
