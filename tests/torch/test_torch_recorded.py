@@ -307,6 +307,28 @@ def test_a_helper_compares_an_index_with_a_changing_number(name: str) -> None:
         assert torch.equal(run(Q, n), call(Q, n))
 
 
+def test_a_mask_of_numbers_may_be_inverted() -> None:
+    width = 3
+    run = compiled(lambda q: regard.attention(q, q, q, mask=lambda b, h, i, j: ~(i - j > width) & (i >= j)))
+    assert torch.equal(run(Q), regard.attention(Q, Q, Q, causal=True, mask=regard.window(3)))
+
+
+COUNTS = torch.arange(Q.shape[-2])
+
+
+@pytest.mark.filterwarnings("ignore:the score function:regard.RegardWarning")
+def test_integers_that_a_function_of_numpy_reads_are_current() -> None:
+    """They are a constant of a rule, so a graph must not hold the rule."""
+
+    def call(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, score=lambda s, b, h, i, j: np.tanh(s) * COUNTS[j])
+
+    run = torch.compile(call, backend="eager")
+    for _ in range(2):
+        assert torch.equal(run(Q), call(Q))
+        COUNTS.neg_()
+
+
 @pytest.mark.parametrize("make", [lambda c: lambda s, *_: s * c, capped], ids=["recorded", "NumPy"])
 def test_a_function_as_an_argument_has_its_own_number(make: Make) -> None:
     def call(q: torch.Tensor, score: Any) -> torch.Tensor:

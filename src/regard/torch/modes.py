@@ -153,10 +153,16 @@ def constant(function: F) -> F:
 
 
 def has_symbols() -> bool:
-    """Return True while a graph is traced in which a size or a number is a symbol."""
+    """Return True while a graph is traced in which a size or a number is a symbol.
+
+    The one that Dynamo has for the value of a tensor without axes, in case it is asked, does not count.
+    """
     context = _tracing_context()
     environment = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
-    return environment is not None and bool(environment.var_to_range)
+    if environment is None:
+        return False
+    sources = (environment.var_to_sources.get(symbol, ()) for symbol in environment.var_to_range)
+    return any({type(x).__name__ for x in each} != {"CallMethodItemSource"} for each in sources)
 
 
 def in_backward() -> bool:

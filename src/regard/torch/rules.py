@@ -4,6 +4,9 @@ While a rule is traced, composed or printed, a tensor has a shape and a dtype bu
 tensors as inputs of its own and binds their arrays to the rule.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -199,7 +202,7 @@ def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
     x = checked(what, x)
     if x.is_floating_point() or not concrete(x):
         return TensorTable(what, x, bounds=bounds, place=place_of(x))
-    return Table.of(what, values(x), bounds)
+    return Table.of(what, constant(what, x), bounds)
 
 
 def module_table(module: Any, name: Any, bounds: Any) -> Table:
@@ -210,8 +213,25 @@ def module_table(module: Any, name: Any, bounds: Any) -> Table:
     return ModuleTable(module, name, bounds, tuple(map(int, sizes(x))), x.dtype)
 
 
+_read: ContextVar[list[torch.Tensor] | None] = ContextVar("read", default=None)
+
+
+@contextmanager
+def reading() -> Iterator[list[torch.Tensor]]:
+    """Collect the tensors whose values rules are made of meanwhile, and whose later values they do not follow."""
+    tensors: list[torch.Tensor] = []
+    token = _read.set(tensors)
+    try:
+        yield tensors
+    finally:
+        _read.reset(token)
+
+
 def constant(what: str, x: torch.Tensor) -> Array:
     """Read the values of a tensor that a rule is made of."""
+    tensors = _read.get()
+    if tensors is not None:
+        tensors.append(x)
     x = checked(what, x)
     if not concrete(x):
         raise TypeError(f"{what}: a rule is made of its values, which a tensor does not have while it is traced")

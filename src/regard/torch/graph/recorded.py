@@ -26,6 +26,7 @@ from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
 from regard.torch.graph.texts import text_of
 from regard.torch.modes import constant, has_symbols, outside_of_graphs
+from regard.torch.rules import reading
 from regard.warning import warn_once
 
 Operand = tuple[str, Any]
@@ -231,18 +232,23 @@ def recordable(function: Any) -> bool:
     code = function.__code__
     if torch.compiler.is_exporting() and not code.co_freevars:  # PyTorch warns of what is recorded in an export
         return reads_tensors("mask" if code.co_argcount == len(MASK_LEAVES) else "score", function, ())
-    return not (numpy_in(code) or symbols_in(code))
+    return not (unrecordable(code) or symbols_in(code))
 
 
 @constant
-def numpy_in(code: CodeType) -> bool:
-    """Return True if code takes a function of ``np``, or that of a function in it does."""
+def unrecordable(code: CodeType) -> bool:
+    """Return True if code takes a function of ``np``, or has ``~``, which Dynamo does not call on objects of a class.
+
+    So if that of a function in it does.
+    """
     for module, member in pairwise(dis.get_instructions(code)):
+        if module.opname == "UNARY_INVERT":
+            return True
         if module.argval in ("np", "numpy") and module.opname.startswith("LOAD"):
             x = getattr(np, str(member.argval), None)
             if callable(x) and not isinstance(x, type):
                 return True
-    return any(numpy_in(x) for x in code.co_consts if isinstance(x, CodeType))
+    return any(unrecordable(x) for x in code.co_consts if isinstance(x, CodeType))
 
 
 @constant
@@ -274,8 +280,6 @@ def numbers_alone(argument: str, function: Any) -> bool:
     try:
         cells = function.__closure__ or ()
     except AttributeError:  # made in the graph
-        if has_symbols():  # one may be in a closure, where it equals no index
-            return False
         cells = ()
         repr(function)  # breaks the graph if it reads a tensor: a constant function of it raises
     numbers = []
@@ -290,7 +294,9 @@ def numbers_alone(argument: str, function: Any) -> bool:
 @constant
 def reads_tensors(argument: str, function: Any, numbers: tuple[Any, ...]) -> bool:
     """Return True if a function reads a tensor; other numbers of its closure trace the graph again."""
-    return bool(rule_of(argument, function).foreign)
+    with reading() as constants:
+        rule = rule_of(argument, function)
+    return bool(rule.foreign or constants)
 
 
 @outside_of_graphs
