@@ -28,7 +28,7 @@ RESULTS = {
     "forward": {}, "backward": {"outputs": 0, "gradients": 1}, "jvp": {"entropies": 1},
     "backward_jvp": {"outputs": 0, "gradients": 1}, "jvp_jvp": {"entropies": 1},
 }  # fmt: skip
-"""What each function of an engine returns, as `checks.fits` counts it."""
+"""The results of each function of an engine, as `checks.fits` counts it."""
 SHORT = torch.float16, torch.bfloat16
 DEFAULTS = {name: x for name, x in options.DEFAULTS.items() if name != "observe"}
 
@@ -43,7 +43,7 @@ class TensorCall:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
     results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from
     the output is a result too, for derivatives. cached: runs the call on tensors of the same signature
-    (`torch/fastpath.py`). shared: its problem but for the arrays of those.
+    (`torch/fastpath.py`). shared: its problem, without the arrays of those.
     """
 
     options: dict[str, Any]
@@ -216,7 +216,7 @@ class ArrayCall:
 
 
 class SharedCall:
-    """What calls of one signature share: all but query, key and value.
+    """Parts that calls of one signature share: all except query, key and value.
 
     They are called with one layout of arrays, and their rules read no tensors.
     """

@@ -15,7 +15,7 @@ from regard.torch.team import TEAM
 Tensors = tuple[torch.Tensor | None, ...]
 OUTPUTS = ("out", "lse", "entropy")
 KNOWN = (*OUTPUTS, "low")
-"""What derivatives take of forward: its outputs, and what rounding took from out."""
+"""Results of forward that derivatives take: its outputs, and what rounding took from out."""
 
 
 @on_team(TEAM)

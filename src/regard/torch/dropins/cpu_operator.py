@@ -20,12 +20,12 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute `aten::_scaled_dot_product_flash_attention_for_cpu`: out and lse."""
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
-    out, lse = kernels.attention(call, turned(query), turned(key), turned(value), *more)
+    out, lse = kernels.attention(call, transposed(query), transposed(key), transposed(value), *more)
     lse = lse.masked_fill_(lse == -torch.inf, 0)
     found, rows = torch.empty_like(query), lse.transpose(1, 2).contiguous().transpose(1, 2)
-    if found.stride() == turned(out).stride():
-        return turned(out), rows
-    return found.copy_(turned(out)), rows
+    if found.stride() == transposed(out).stride():
+        return transposed(out), rows
+    return found.copy_(transposed(out)), rows
 
 
 def backward(
@@ -34,11 +34,11 @@ def backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Compute the gradients of query, key and value; out and logsumexp may be PyTorch's."""
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
-    heads_last = (turned(x) for x in (query, key, value))
+    heads_last = (transposed(x) for x in (query, key, value))
     gradients = kernels.backward(
-        call, *heads_last, *more, turned(out), logsumexp, None, None, turned(grad_out.contiguous()), None, None
+        call, *heads_last, *more, transposed(out), logsumexp, None, None, transposed(grad_out.contiguous()), None, None
     )
-    return tuple(turned(g.contiguous()) for g in gradients if g is not None)
+    return tuple(transposed(g.contiguous()) for g in gradients if g is not None)
 
 
 def call_of(
@@ -54,6 +54,6 @@ def call_of(
     return TensorCall(options, ("query", "key", "value"), others), [] if attn_mask is None else [attn_mask]
 
 
-def turned(x: Tensor) -> Tensor:
-    """Return (b, h, n, d) as (b, n, h, d), or the reverse."""
+def transposed(x: Tensor) -> Tensor:
+    """Transpose (b, h, n, d) to (b, n, h, d), or the reverse."""
     return x.transpose(1, 2)

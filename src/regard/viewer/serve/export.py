@@ -51,7 +51,7 @@ DIGITS = 6
 
 
 class Source(Protocol):
-    """What a file is made from: scenes by id, answers of a server about them, and their heads."""
+    """Source of a file: scenes by id, answers of a server about them, and their heads."""
 
     @property
     def scenes(self) -> Mapping[str, Scene]: ...
