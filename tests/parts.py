@@ -107,6 +107,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
     Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
     Row("test_jax_(sharding|transformations)", "slow", "XLA compiles meshes and exports; flatbuffers"),
+    Row(r"tests/jax/test_low\.py", "slow", "XLA compiles each call"),
     Row("tests/jax/", 4, "XLA compiles each call"),
     # The rest
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),

@@ -530,7 +530,7 @@ def test_outputs_that_are_known_are_not_made_again(engine: str, monkeypatch: pyt
         g = regard.attention_vjp(q, k, v, dout, dentropy=rows, **wishes)
         primal, tangent = regard.attention_jvp(q, k, v, dkey=t.key, **wishes)
         second, moved = regard.attention_vjp_jvp(q, k, v, dout, t, dentropy=rows, **wishes)
-        return [g.query, g.key, g.sink, *primal, *tangent, second.query, second.key, second.sink, *moved]
+        return [g.query, g.key, g.sink, *primal[:3], *tangent[:3], second.query, second.key, second.sink, *moved[:3]]
 
     def bits(found: list[Any]) -> list[Any]:
         return [None if x is None else x.tobytes() for x in found]

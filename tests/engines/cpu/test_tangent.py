@@ -169,7 +169,7 @@ def test_what_is_hidden_may_hold_anything(dtype: Any) -> None:
         for given in (False, True):
             assert run(*wild, given, **some) == run(q, k, v, dq, dk, dv, given, **some)
         p = problem_from(*wild[:3], **some)
-        for x in cpu.jvp(p, tangents_of(p, *wild[3:]))[1]:
+        for x in cpu.jvp(p, tangents_of(p, *wild[3:]))[1][:3]:
             assert x is not None
             assert (x[:, blind] == 0).all()
 

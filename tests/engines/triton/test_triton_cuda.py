@@ -127,7 +127,7 @@ def test_a_call_and_its_derivatives_reach_the_device(
     call, *inputs = made[0]
     trains = inputs[: len(call.floats)]
     along = [torch.empty_like(x) for x in trains]
-    known = *inputs, out, seen.lse, None
+    known = *inputs, out, seen.lse, None, None
     ct = torch.empty_like(out), None, None
     gradients = autograd.BackwardFunction.forward(call, *known, *ct)
     tangents = autograd.TangentFunction.forward(call, *known, *along)
@@ -177,7 +177,7 @@ def test_operations_of_a_graph_know_the_device(cuda: Device) -> None:
     out, lse = operators.compute("attention", [q, k, v, bias], text)
     assert (out.device, out.dtype, out.shape, out.is_contiguous()) == (CUDA, torch.bfloat16, q.shape, True)
     assert (lse.device, lse.dtype, lse.shape) == (CUDA, torch.float32, q.shape[:-1])
-    found = operators.compute("attention_backward", [q, k, v, bias, out, lse, None, out, None, None], text)
+    found = operators.compute("attention_backward", [q, k, v, bias, out, lse, None, None, out, None, None], text)
     for x, g in zip((q, k, v, bias), found, strict=True):
         assert (g.device, g.dtype, g.shape, g.is_contiguous()) == (CUDA, x.dtype, x.shape, True)
     with pytest.raises(ValueError, match="bias must be on the device of query, cuda:0, got cpu"):
