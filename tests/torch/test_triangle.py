@@ -56,8 +56,8 @@ def test_value_and_gradients_are_the_formula(dtype: torch.dtype | None) -> None:
 
 
 def test_second_derivatives_pass_gradcheck() -> None:
-    x, mask = operands(1, 3, 1, n_q=3, n_k=4), masks(1, 3, 4)
-    assert torch.autograd.gradgradcheck(lambda *x: triangle_attention(*x, mask), x)
+    x, mask = operands(1, 2, 1, n_q=2, n_k=3), masks(1, 2, 3)
+    assert torch.autograd.gradgradcheck(lambda *x: triangle_attention(*x, mask), x, fast_mode=True)
 
 
 def test_four_dimensions_are_a_batch_of_one_as_in_the_package() -> None:
