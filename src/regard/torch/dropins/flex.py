@@ -90,10 +90,10 @@ def flex_attention(
     out, seen = attention(query, key, value, observe=["lse", "max"] if highest else ["lse"], **options)
     if return_aux is None:
         return out, seen["lse"]
-    return out, AuxOutput(seen["lse"] if lse else None, _max_scores(seen) if highest else None)
+    return out, AuxOutput(seen["lse"] if lse else None, max_scores(seen) if highest else None)
 
 
-def _max_scores(seen: Any) -> torch.Tensor:
+def max_scores(seen: Any) -> torch.Tensor:
     """Return the largest scores, without a derivative as in PyTorch.
 
     The largest weight is exp(largest score - lse).

@@ -9,6 +9,7 @@ import torch
 from regard.ops.attention import attention
 from regard.rules import padding, type_name
 from regard.torch.arrays import concrete
+from regard.torch.dropins.flex import max_scores
 from regard.torch.dropins.packages import Package
 
 HIDDEN = -1e9  # the score that cuequivariance gives to a hidden key
@@ -108,8 +109,7 @@ def _with_scores(
     out: torch.Tensor, seen: Any, empty: torch.Tensor | None, score: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return out, lse and the largest scores; rows without keys have the score that is given."""
-    lse = seen.lse.detach().float()
-    largest = lse + seen.max.detach().float().log()
+    lse, largest = seen.lse.detach().float(), max_scores(seen).float()
     if empty is None:
         return out, lse, largest
     return out, lse.masked_fill(empty, score), largest.masked_fill(empty, score)
