@@ -133,7 +133,15 @@ function run(block: number): void {
 }
 
 const found = [...document.querySelectorAll<HTMLElement>(".cell.tag_run")];
-const cells = found.map((cell, n) => new Cell(cell, n, () => run(n), () => session.stop()));
+const cells = found.map(
+  (cell, n) =>
+    new Cell(
+      cell,
+      n,
+      () => run(n),
+      () => session.stop(),
+    ),
+);
 const session = new Session(
   cells,
   () => new Worker(new URL("python.js", script.src)) as Port,

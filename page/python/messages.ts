@@ -19,4 +19,5 @@ export interface Loading {
   total: number;
 }
 
-export type Answer = Loading | Output | { kind: "ready" } | { kind: "failed"; why: string } | { kind: "done"; ok: boolean };
+export type Answer =
+  Loading | Output | { kind: "ready" } | { kind: "failed"; why: string } | { kind: "done"; ok: boolean };

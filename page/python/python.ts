@@ -87,7 +87,8 @@ async function start(): Promise<Blocks> {
   return blocks;
 }
 
-const failed = (error: unknown): void => answer({ kind: "failed", why: error instanceof Error ? error.message : String(error) });
+const failed = (error: unknown): void =>
+  answer({ kind: "failed", why: error instanceof Error ? error.message : String(error) });
 const started = start();
 started.catch(failed);
 

@@ -99,7 +99,8 @@ export class Session {
   }
 
   private fail(why: string): void {
-    if (this.asked !== null) this.blocks[this.running]!.show({ kind: "error", content: `Python cannot run here: ${why}` });
+    if (this.asked !== null)
+      this.blocks[this.running]!.show({ kind: "error", content: `Python cannot run here: ${why}` });
     this.close("failed");
   }
 

@@ -20,7 +20,16 @@ import { scaleView } from "./views/scale";
 import { stepsView } from "./views/steps";
 import { textView } from "./views/text";
 import { tokenView } from "./views/token";
-import { chosenQuery, EVERYTHING, headAt, scaleName, touches, type Context, type MakeView, type View } from "./views/view";
+import {
+  chosenQuery,
+  EVERYTHING,
+  headAt,
+  scaleName,
+  touches,
+  type Context,
+  type MakeView,
+  type View,
+} from "./views/view";
 
 const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
   overview: ["Overview", overviewView],
@@ -130,7 +139,11 @@ export class App {
       this.scenes = scenes;
       this.words = words;
       const attempt = (): void => this.store.set({ view: "ablation" });
-      this.caveat.replaceChildren(words.caveat, " ", h("button", { type: "button", class: "link", click: attempt }, "Try it"));
+      this.caveat.replaceChildren(
+        words.caveat,
+        " ",
+        h("button", { type: "button", class: "link", click: attempt }, "Try it"),
+      );
       if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
@@ -190,7 +203,9 @@ export class App {
     }
     this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
     const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
-    this.notice.show(`This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`);
+    this.notice.show(
+      `This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`,
+    );
   }
 
   /** The state with what is not there replaced by what is. */
@@ -399,7 +414,13 @@ export class App {
       ),
       h(
         "button",
-        { type: "button", class: "icon", title: "Keys and glossary (?)", "aria-label": "Keys and glossary", click: () => this.help.showModal() },
+        {
+          type: "button",
+          class: "icon",
+          title: "Keys and glossary (?)",
+          "aria-label": "Keys and glossary",
+          click: () => this.help.showModal(),
+        },
         "?",
       ),
     );
@@ -473,7 +494,8 @@ export class App {
   private readonly key = (event: Event): void => {
     if (!(event instanceof KeyboardEvent)) return;
     const target = event.target as HTMLElement; // which may be in a dialog that has closed but not given back the focus
-    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]"))
+      return;
     const { layer, head } = this.store.state;
     const layers = this.scene.layers;
     const keys: Record<string, () => void> = {
@@ -485,7 +507,9 @@ export class App {
       t: () => this.turn(),
       "?": () => this.help.showModal(),
     };
-    Object.keys(VIEWS).slice(0, 9).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
+    Object.keys(VIEWS)
+      .slice(0, 9)
+      .forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();

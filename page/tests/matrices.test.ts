@@ -3,7 +3,8 @@ import { describe, expect, it } from "vitest";
 import { matricesOf, scoresOf } from "../src/source/matrices";
 import { arraysOf, ComputedWeights } from "../src/source/weights";
 
-const base64 = (numbers: Float32Array): string => btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
+const base64 = (numbers: Float32Array): string =>
+  btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
 
 const [N_Q, N_K, D, D_V, SCALE, OFFSET] = [4, 6, 4, 2, 0.5, 1];
 
@@ -36,7 +37,9 @@ describe("matrices of a saved head", async () => {
     const names = ["queries", "keys", "values", "raw scores", "scaled", "masked", "lse", "softmax", "output"];
     expect(all.map(({ name }) => name)).toEqual(names);
     expect(all.find(({ name }) => name === "scaled")!.formula).toBe("S[i,j] = R[i,j] / √4");
-    expect([named("queries"), named("values"), named("lse"), named("output")].map((x) => [x.length, x[0].length])).toEqual([
+    expect(
+      [named("queries"), named("values"), named("lse"), named("output")].map((x) => [x.length, x[0].length]),
+    ).toEqual([
       [N_Q, D],
       [N_K, D_V],
       [N_Q, 1],

@@ -14,7 +14,9 @@ describe("arrays for NumPy", () => {
       const start = 10 + new DataView(made.buffer).getUint16(8, true);
       expect(start % 64).toBe(0);
       expect(text(made.subarray(0, 8))).toBe("\x93NUMPY\x01\x00");
-      expect(text(made.subarray(10, start))).toMatch(/^\{'descr': '<f4', 'fortran_order': False, 'shape': \(.*\), \} *\n$/);
+      expect(text(made.subarray(10, start))).toMatch(
+        /^\{'descr': '<f4', 'fortran_order': False, 'shape': \(.*\), \} *\n$/,
+      );
       expect([...new Float32Array(made.slice(start).buffer)]).toEqual([1, 2, 3, 4, 5, 6]);
     }
   });

@@ -97,9 +97,10 @@ describe("a saved page", () => {
     const tiled = new FileSource({ answers, exact: {} });
     const pixels = new Uint16Array((await tiled.numbers("api/s/thumbs/0?size=64&kind=max")).data);
     expect([...pixels].map((bits) => halfValues[bits])).toEqual(
-      Array.from(pixels, (_, p) => weights[Math.floor((Math.floor(p / 64) * 7) / 64)][Math.floor(((p % 64) * 9) / 64)]).map(
-        (w) => halfValues[toHalf(w)],
-      ),
+      Array.from(
+        pixels,
+        (_, p) => weights[Math.floor((Math.floor(p / 64) * 7) / 64)][Math.floor(((p % 64) * 9) / 64)],
+      ).map((w) => halfValues[toHalf(w)]),
     );
     const row = new Float32Array((await tiled.numbers("api/s/row/0/0/6")).data);
     expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
@@ -153,7 +154,9 @@ describe("a saved page", () => {
     const of = (more: object): FileSource =>
       new FileSource({ answers: {}, exact: { "s/0/0": { ...stored, module: 0, ...more } as never }, modules });
     const row = new Float32Array((await of({ ruled: false }).numbers("api/s/row/0/0/3")).data);
-    row.forEach((w, j) => (Number.isNaN(weights[3][j]) ? expect(w).toBeNaN() : expect(w).toBeCloseTo(weights[3][j], 5)));
+    row.forEach((w, j) =>
+      Number.isNaN(weights[3][j]) ? expect(w).toBeNaN() : expect(w).toBeCloseTo(weights[3][j], 5),
+    );
     await expect(of({ ruled: true }).numbers("api/s/row/0/0/3")).rejects.toThrow("need WebAssembly, for its rules: ");
     await expect(of({ ruled: true }).json("api/s/step/0/0/1/1")).rejects.toThrow("need WebAssembly, for its rules: ");
   });

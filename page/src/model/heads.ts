@@ -3,7 +3,14 @@
 import { filled } from "../parts/terms";
 import type { Finding, HeadRow, NamedKind, Profile, Words } from "../data";
 
-export const KINDS = ["previous token", "duplicate token", "induction", "first-token sink", "current token", "n tokens back"];
+export const KINDS = [
+  "previous token",
+  "duplicate token",
+  "induction",
+  "first-token sink",
+  "current token",
+  "n tokens back",
+];
 
 /** The score from which a head is called by its kind, and that from which the kind is certain. */
 const NOTABLE = 0.25;
@@ -73,7 +80,10 @@ export function summaryOf(
   labels: Record<string, string>,
 ): Summary {
   const n = ids.length;
-  const [previous, duplicate, induction, sink, current, entropy, normalized] = Array.from({ length: 7 }, () => new Mean());
+  const [previous, duplicate, induction, sink, current, entropy, normalized] = Array.from(
+    { length: 7 },
+    () => new Mean(),
+  );
   const back = DISTANCES.map(() => new Mean());
   const [copies, runs] = [copiesOf(ids, 1), copiesOf(ids, prefix)];
   const [entropies, evenness, first] = [new Float64Array(n), new Float64Array(n), new Float64Array(n)];
@@ -109,7 +119,12 @@ export function summaryOf(
     current.value,
     Math.max(0, best),
   ];
-  const plain = (name: string, x: ArrayLike<number>): Profile => ({ start: 0, step: 1, label: labels[name], values: finite(x) });
+  const plain = (name: string, x: ArrayLike<number>): Profile => ({
+    start: 0,
+    step: 1,
+    label: labels[name],
+    values: finite(x),
+  });
   return {
     scores: Object.fromEntries(KINDS.map((kind, k) => [kind, values[k]])),
     distance: best >= 0 ? DISTANCES[known.indexOf(best)] : null,
@@ -169,7 +184,10 @@ export function findingOf(rows: readonly HeadRow[], findings: Words["findings"])
   const best = rows.reduce((one, other) => (score(other, "induction") > score(one, "induction") ? other : one));
   const highest = score(best, "induction");
   if (highest >= NOTABLE) {
-    const why = filled(highest >= CLEAR ? findings.induction : findings.perhaps, { name: name(best), score: highest.toFixed(2) });
+    const why = filled(highest >= CLEAR ? findings.induction : findings.perhaps, {
+      name: name(best),
+      score: highest.toFixed(2),
+    });
     return { layer: best.layer, head: best.head, why, how: "" };
   }
   const free = rows.filter((row) => !(score(row, "first-token sink") >= CLEAR));

@@ -85,7 +85,7 @@ export class Model {
     const scale = (options.scaled ? d ** -0.5 : 1) / options.temperature;
     const first = whole && ablated ? ablated.layer : 0;
     const layers = whole ? whole.layers.slice(0, first) : [];
-    let x = whole?.layers[first].x.slice() ?? this.embedded(ids);
+    const x = whole?.layers[first].x.slice() ?? this.embedded(ids);
     for (let layer = first; layer < config.layers; layer++) {
       const w = (name: string): Float32Array => this.of(`${layer}.${name}`);
       let made = layer === first ? whole?.layers[layer] : undefined;
@@ -154,7 +154,7 @@ export class Model {
     const { rotary, base } = this.config;
     const half = rotary / 2;
     for (let a = 0; a < half; a++) {
-      const frequency = base ** (-2 * a / rotary);
+      const frequency = base ** ((-2 * a) / rotary);
       for (let i = 0; i * d < x.length; i++) {
         const [sine, cosine] = [Math.sin(i * frequency), Math.cos(i * frequency)];
         const [one, other] = [x[i * d + a], x[i * d + a + half]];
@@ -193,7 +193,12 @@ export function shares({ logits }: Trace, i: number): Float64Array {
 }
 
 /** q · k of queries and keys (n, d), row by row, `width` keys each: a multiple of 8, those beyond n are 0. */
-export function dots(product: Product, q: Float32Array, k: Float32Array, d: number): { rows: Float32Array; width: number } {
+export function dots(
+  product: Product,
+  q: Float32Array,
+  k: Float32Array,
+  d: number,
+): { rows: Float32Array; width: number } {
   const width = Math.ceil(k.length / d / 8) * 8;
   const turned = new Float32Array(d * width);
   for (let j = 0; j * d < k.length; j++) for (let a = 0; a < d; a++) turned[a * width + j] = k[j * d + a];

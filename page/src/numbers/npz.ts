@@ -1,8 +1,6 @@
 /** NumPy's archive of arrays, as `numpy.load` reads it: .npy files in a zip that is not compressed. */
 
-export type NpyArray =
-  | { data: Float32Array | Int32Array; shape: readonly number[] }
-  | { data: readonly string[] };
+export type NpyArray = { data: Float32Array | Int32Array; shape: readonly number[] } | { data: readonly string[] };
 
 const ENCODER = new TextEncoder();
 

@@ -40,5 +40,8 @@ export function normals(count: number): Float64Array {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
     return (state + 0.5) / 2 ** 32;
   };
-  return Float64Array.from({ length: count }, () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()));
+  return Float64Array.from(
+    { length: count },
+    () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()),
+  );
 }

@@ -32,7 +32,8 @@ function ticks(low: number, high: number, logarithmic: boolean): number[] {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * ([1, 2, 5, 10].find((m) => m * power >= raw) as number);
   const found: number[] = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + 1e-9 * step; at += step) found.push(Number(at.toPrecision(6)));
+  for (let at = Math.ceil(low / step) * step; at <= high + 1e-9 * step; at += step)
+    found.push(Number(at.toPrecision(6)));
   return found;
 }
 

@@ -157,7 +157,10 @@ export function matricesPanel(context: Context): MatricesPanel {
       case "query projection":
       case "key projection":
       case "value projection":
-        return { how: `how much feature ${row} of a token counts for feature ${col} of its ${name.split(" ")[0]}`, from: mine };
+        return {
+          how: `how much feature ${row} of a token counts for feature ${col} of its ${name.split(" ")[0]}`,
+          from: mine,
+        };
       case "output projection":
         return { how: `how much feature ${row} of the heads counts for feature ${col} of what is written`, from: mine };
       case "projected queries":
@@ -170,7 +173,8 @@ export function matricesPanel(context: Context): MatricesPanel {
         const out = indexOf("output");
         const width = all[out].values[0].length;
         const [head, feature] = [Math.floor(col / width), col % width];
-        if (head === context.store.state.head) return { how: `O[${row},${feature}] of this head`, from: [{ at: out, row, col: feature }] };
+        if (head === context.store.state.head)
+          return { how: `O[${row},${feature}] of this head`, from: [{ at: out, row, col: feature }] };
         return { how: `O[${row},${feature}] of head ${head}: choose that head to see what made it`, from: mine };
       }
       case "queries":
@@ -214,7 +218,8 @@ export function matricesPanel(context: Context): MatricesPanel {
         from: [{ at: before, row }, cell, { at: lse, row, col: 0 }],
       };
     }
-    if (name === "lse") return { how: `log of the sum of exp over row ${row} of the scores`, from: [{ at: before, row }] };
+    if (name === "lse")
+      return { how: `log of the sum of exp over row ${row} of the scores`, from: [{ at: before, row }] };
     if (name === "output") {
       const p = indexOf("softmax");
       return {
@@ -227,7 +232,8 @@ export function matricesPanel(context: Context): MatricesPanel {
     }
     if (name === "masked")
       return {
-        how: valueAt(spot) === null ? `query ${row} does not see key ${col}` : `query ${row} sees key ${col}: as before`,
+        how:
+          valueAt(spot) === null ? `query ${row} does not see key ${col}` : `query ${row} sees key ${col}: as before`,
         from: [cell],
       };
     return { how: `from ${said(valueAt(cell))} by ${all[at].formula.split(/=|←/)[1].trim()}`, from: [cell] };
@@ -263,7 +269,11 @@ export function matricesPanel(context: Context): MatricesPanel {
     const keyed = KEYED.has(name);
     const pair = !keyed && tensor.includes("j]");
     const row = keyed ? `key ${spot.row}${word("key", spot.row)}` : `query ${spot.row}${word("query", spot.row)}`;
-    const about = symbol.startsWith("W_") ? "the same for every token" : pair ? `${row}, key ${spot.col}${word("key", spot.col)}` : row;
+    const about = symbol.startsWith("W_")
+      ? "the same for every token"
+      : pair
+        ? `${row}, key ${spot.col}${word("key", spot.col)}`
+        : row;
     readout.replaceChildren(h("b", {}, `${symbol}[${indices}] = ${said(value)}`), `  ${how}  (${name}; ${about})`);
     if (aloud) context.say(readout.textContent ?? "");
   }

@@ -197,8 +197,7 @@ export class DifferencePicture implements Picture {
     if (this.look.hide && x === 0) for (let p = 0; p < difference.length; p += cols) difference[p] = NaN;
     const data = signedPixels(difference, SIGNED, this.top(level), this.look.tone);
     const whole = halves.every(({ exact }) => exact);
-    if (!whole)
-      data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols)));
+    if (!whole) data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols)));
     return { rows, cols, whole, data };
   }
 

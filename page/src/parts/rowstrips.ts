@@ -38,7 +38,8 @@ export function rowStrips(context: Context): RowStrips {
   function range(k: number): [number, number] {
     if (k === 2) return [0, 1];
     let [low, high] = [0, 0];
-    for (const x of scores.subarray(0, 2 * n())) if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
+    for (const x of scores.subarray(0, 2 * n()))
+      if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
     return [low, high === low ? low + 1 : high];
   }
 
@@ -71,7 +72,8 @@ export function rowStrips(context: Context): RowStrips {
       brush.fillStyle = colour("--mark");
       brush.fillRect((key + 0.5) * step - 4, height - 3, 8, 3);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
-      facts[k].textContent = `Key ${count(key)}: ${figure(Number(row[key].toPrecision(4)))}; largest: key ${count(best)}, ${figure(Number(row[best].toPrecision(4)))}`;
+      facts[k].textContent =
+        `Key ${count(key)}: ${figure(Number(row[key].toPrecision(4)))}; largest: key ${count(best)}, ${figure(Number(row[best].toPrecision(4)))}`;
       canvas.setAttribute("aria-label", `${TITLES[k][0]}. ${facts[k].textContent}`);
     });
   }

@@ -61,7 +61,8 @@ export function drawRuler(canvas: HTMLCanvasElement, axis: Axis, vertical: boole
   // Tokens of a letter or two lie as they are read; longer ones are turned, all of them.
   const widest = (): number => {
     let most = 0;
-    for (let index = first; index <= last; index++) most = Math.max(most, context.measureText(labelOf(index).slice(0, 80)).width);
+    for (let index = first; index <= last; index++)
+      most = Math.max(most, context.measureText(labelOf(index).slice(0, 80)).width);
     return most;
   };
   const lying = !vertical && (!words || axis.step > 70 || widest() + APART <= axis.step);

@@ -17,7 +17,11 @@ function bar(name: HTMLElement, share: number, said: string, act?: () => void, t
   const line = h("span", { class: "share" });
   line.style.setProperty("--share", String(Math.min(1, share)));
   const parts = [name, line, h("b", {}, said), ...(taken ? [taken] : [])];
-  return h("li", {}, act ? h("button", { type: "button", click: act }, ...parts) : h("span", { class: "row" }, ...parts));
+  return h(
+    "li",
+    {},
+    act ? h("button", { type: "button", click: act }, ...parts) : h("span", { class: "row" }, ...parts),
+  );
 }
 
 /** Tokens around one that are shown with it. */
@@ -93,7 +97,11 @@ export function rowBars(
   axis: "i" | "j" = "j",
 ): HTMLElement {
   const taken = takenOf(row, norms);
-  const heads = h("li", {}, h("span", { class: "row" }, h("i", {}), h("i", {}), h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖")));
+  const heads = h(
+    "li",
+    {},
+    h("span", { class: "row" }, h("i", {}), h("i", {}), h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖")),
+  );
   return h(
     "ol",
     { class: taken.length ? "shares taken" : "shares" },
@@ -104,7 +112,9 @@ export function rowBars(
         row[t],
         row[t].toFixed(3),
         () => context.store.set({ [axis]: t }),
-        taken.length ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3)))) : undefined,
+        taken.length
+          ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3))))
+          : undefined,
       ),
     ),
   );

@@ -59,8 +59,19 @@ export class Tour {
           ),
         ),
       ),
-      h("div", { class: "told", "aria-live": "polite" }, h("h2", {}, step.title), h("p", {}, ...withTerms(step.text, this.words))),
-      h("div", { class: "buttons" }, number > 1 && button("Back", number - 1), next, !last && button("Skip the tour", 0)),
+      h(
+        "div",
+        { class: "told", "aria-live": "polite" },
+        h("h2", {}, step.title),
+        h("p", {}, ...withTerms(step.text, this.words)),
+      ),
+      h(
+        "div",
+        { class: "buttons" },
+        number > 1 && button("Back", number - 1),
+        next,
+        !last && button("Skip the tour", 0),
+      ),
     );
     if (move) next.focus({ preventScroll: true });
   }

@@ -29,11 +29,7 @@ export interface Lettering {
 
 /** Text as XML holds it: no controls, nothing that is markup. */
 export const escaped = (text: string): string =>
-  readable(text)
-    .replaceAll("&", "&amp;")
-    .replaceAll("<", "&lt;")
-    .replaceAll(">", "&gt;")
-    .replaceAll('"', "&quot;");
+  readable(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
 const round = (x: number): string => String(Number(x.toFixed(2)));
 

@@ -57,9 +57,12 @@ async function mapFigure(context: Context): Promise<Drawing> {
   drawScale(drawing, picture, level, ROOM, drawing.height + 12);
   const { n_q, n_k } = picture.info;
   const all = part.r0 === 0 && part.c0 === 0 && part.r1 === n_q && part.c1 === n_k;
-  const what = all ? "" : ` Queries ${count(part.r0)} to ${count(part.r1 - 1)}, keys ${count(part.c0)} to ${count(part.c1 - 1)}.`;
+  const what = all
+    ? ""
+    : ` Queries ${count(part.r0)} to ${count(part.r1 - 1)}, keys ${count(part.c0)} to ${count(part.c1 - 1)}.`;
   const step = 2 ** (picture.info.max_level - level);
-  const cell = step > 1 ? ` A pixel is ${step} × ${step} pairs, its ${state.kind === "max" ? "largest weight" : "mass"}.` : "";
+  const cell =
+    step > 1 ? ` A pixel is ${step} × ${step} pairs, its ${state.kind === "max" ? "largest weight" : "mass"}.` : "";
   drawing.caption(
     `${capital(nameOfHead(context))} ${ofText(context)}. Each row is a token that looks (query), each column what it ` +
       `looks at (key); colours go ${TONES[state.tone]}.${what}${cell}${state.hide ? " The first key is left out." : ""}`,
@@ -73,8 +76,14 @@ async function compareFigure(context: Context): Promise<Drawing> {
   const look = lookOf(state);
   const heads = await Promise.all(ends.map((at) => HeadPicture.of(context.data, at, look)));
   const alike = heads[0].info.n_q === heads[1].info.n_q && heads[0].info.n_k === heads[1].info.n_k;
-  const pictures = [...heads, ...(alike ? [new DifferencePicture(context.data, ends[0], ends[1], [heads[0], heads[1]], look)] : [])];
-  const drawing = new Drawing(WIDE, `Two heads compared: ${nameOfHead(context, ends[0])} and ${nameOfHead(context, ends[1])}`);
+  const pictures = [
+    ...heads,
+    ...(alike ? [new DifferencePicture(context.data, ends[0], ends[1], [heads[0], heads[1]], look)] : []),
+  ];
+  const drawing = new Drawing(
+    WIDE,
+    `Two heads compared: ${nameOfHead(context, ends[0])} and ${nameOfHead(context, ends[1])}`,
+  );
   const names = [...ends.map((at) => capital(nameOfHead(context, at))), "Difference"];
   const side = (WIDE - 3 * 44) / 3;
   let level = 0;
@@ -113,7 +122,11 @@ async function headsFigure(context: Context): Promise<Drawing> {
       drawing.picture(x, y, side, side, { rows: size, cols: size, data: Uint32Array.from(bits, (b) => table[b]) });
       drawing.box(x, y, side, side, "none", LINE);
       if (l === 0 || layers[l - 1].numbers[head] !== layer.numbers[head])
-        drawing.text(x + side / 2, y - 4, `H${layer.numbers[head]}`, { size: Math.min(11, side / 2), fill: SOFT, anchor: "middle" });
+        drawing.text(x + side / 2, y - 4, `H${layer.numbers[head]}`, {
+          size: Math.min(11, side / 2),
+          fill: SOFT,
+          anchor: "middle",
+        });
     }
   }
   drawing.caption(
@@ -134,7 +147,8 @@ async function textFigure(context: Context): Promise<Drawing> {
   const tokens = Array.from(weights, (_, t) => (list ? (list.at(t) ?? "") : `${t} `));
   const [across, lines] = [76, 40];
   const broken = breakLines(tokens, across);
-  const own = layerOf(context).n_q === layerOf(context).n_k ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
+  const own =
+    layerOf(context).n_q === layerOf(context).n_k ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
   const first = Math.max(0, Math.min(lineOf(broken, own) - lines + 6, broken.length - lines));
   const top = weights.reduce((most, w, t) => (w > most && !(state.hide && !state.by && t === 0) ? w : most), 0) || 1;
   const scale = SCALES[scaleName(state)];
@@ -152,12 +166,23 @@ async function textFigure(context: Context): Promise<Drawing> {
       const ground = ramp(scale, place);
       if (place > 0.03) drawing.box(x, y, width, high - 3, css(ground));
       if (t === own && own === token) drawing.box(x, y, width, high - 3, "none", "#c2410c", 1.5);
-      if (text.trim()) drawing.text(x, y + 14, text, { size: 13, mono: true, fill: place > 0.03 ? readableOn(ground) : INK, length: width });
+      if (text.trim())
+        drawing.text(x, y + 14, text, {
+          size: 13,
+          mono: true,
+          fill: place > 0.03 ? readableOn(ground) : INK,
+          length: width,
+        });
       column += columns(text);
     }
   });
-  const cut = broken.length > lines ? ` Lines ${count(first + 1)} to ${count(Math.min(first + lines, broken.length))} of ${count(broken.length)}.` : "";
-  drawing.caption(`${title} in ${nameOfHead(context)} ${ofText(context)}: the darker, the more weight, up to ${figure(top)}; colours go ${TONES[state.tone]}.${cut}`);
+  const cut =
+    broken.length > lines
+      ? ` Lines ${count(first + 1)} to ${count(Math.min(first + lines, broken.length))} of ${count(broken.length)}.`
+      : "";
+  drawing.caption(
+    `${title} in ${nameOfHead(context)} ${ofText(context)}: the darker, the more weight, up to ${figure(top)}; colours go ${TONES[state.tone]}.${cut}`,
+  );
   return drawing;
 }
 
@@ -167,16 +192,22 @@ async function arcsFigure(context: Context): Promise<Drawing> {
   const wide = Number(shown?.getAttribute("width") ?? WIDE);
   const by = WIDE / wide;
   for (const path of shown?.querySelectorAll("path.arc") ?? []) {
-    const d = (path.getAttribute("d") ?? "").replace(/-?\d+(\.\d+)?/g, (x) => String(Number((Number(x) * by).toFixed(2))));
+    const d = (path.getAttribute("d") ?? "").replace(/-?\d+(\.\d+)?/g, (x) =>
+      String(Number((Number(x) * by).toFixed(2))),
+    );
     drawing.path(d, path.getAttribute("stroke") ?? INK, Number(path.getAttribute("stroke-width")) * by);
   }
   for (const word of shown?.querySelectorAll("g.word text") ?? []) {
-    const [x, y] = (/translate\(([\d.]+) ([\d.]+)\)/.exec(word.getAttribute("transform") ?? "") ?? []).slice(1).map(Number);
+    const [x, y] = (/translate\(([\d.]+) ([\d.]+)\)/.exec(word.getAttribute("transform") ?? "") ?? [])
+      .slice(1)
+      .map(Number);
     const size = Math.min(11, 12.5 * by + 2);
     const text = word.textContent ?? "";
     drawing.text(x * by + 0.35 * size, y * by + columns(text) * 0.62 * size, text, { size, mono: true, upward: true });
   }
-  drawing.caption(`Arcs of ${nameOfHead(context)} ${ofText(context)}: from each token to those that it looks at; the darker and thicker, the more weight.`);
+  drawing.caption(
+    `Arcs of ${nameOfHead(context)} ${ofText(context)}: from each token to those that it looks at; the darker and thicker, the more weight.`,
+  );
   return drawing;
 }
 
@@ -187,7 +218,9 @@ async function profilesFigure(context: Context): Promise<Drawing> {
   Object.values(profiles).forEach((profile, n) => {
     const [left, top] = [(n % 2) * (WIDE / 2) + 48, Math.floor(n / 2) * (height + 62) + 28];
     const values = profile.values.map((v) => v ?? NaN);
-    const x = profile.edges ? stairs(profile).x.map((v) => Math.asinh(v)) : values.map((_, k) => profile.start + k * profile.step);
+    const x = profile.edges
+      ? stairs(profile).x.map((v) => Math.asinh(v))
+      : values.map((_, k) => profile.start + k * profile.step);
     const seen = values.filter(Number.isFinite);
     const [low, high] = [Math.min(0, ...seen), Math.max(...seen, 1e-12)];
     const across = (v: number): number => left + ((v - x[0]) / (x[x.length - 1] - x[0] || 1)) * (width - 40);
@@ -205,12 +238,16 @@ async function profilesFigure(context: Context): Promise<Drawing> {
     if (d) drawing.path(d, "#1f5c9e", 1.4);
     drawing.text(left - 5, top + 8, figure(Number(high.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
     drawing.text(left - 5, top + height, figure(Number(low.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
-    const ends = profile.edges ? [0, values.length - 1].map((k) => binAt(stairs(profile), k).name) : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);
+    const ends = profile.edges
+      ? [0, values.length - 1].map((k) => binAt(stairs(profile), k).name)
+      : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);
     drawing.text(left, top + height + 14, ends[0], { size: 9.5, fill: SOFT });
     drawing.text(left + width - 40, top + height + 14, ends[1], { size: 9.5, fill: SOFT, anchor: "end" });
   });
   drawing.height += 20;
-  drawing.caption(`${capital(nameOfHead(context))} ${ofText(context)} along its positions; distances on a logarithmic axis.`);
+  drawing.caption(
+    `${capital(nameOfHead(context))} ${ofText(context)} along its positions; distances on a logarithmic axis.`,
+  );
   return drawing;
 }
 
@@ -222,18 +259,26 @@ async function stepsFigure(context: Context): Promise<Drawing> {
   for (const [k, stage] of stages.entries()) {
     drawing.text(12, (y += 20), `${k + 1}  ${stage.name}`, { size: 12, bold: true });
     drawing.text(170, y, shortened(stage.text, 66), { size: 11, fill: SOFT });
-    if (stage.value !== undefined) drawing.text(WIDE - 12, y, figure(stage.value), { size: 12, bold: true, anchor: "end" });
+    if (stage.value !== undefined)
+      drawing.text(WIDE - 12, y, figure(stage.value), { size: 12, bold: true, anchor: "end" });
     if (!stage.values) continue;
     const most = Math.max(...stage.values.map((v) => Math.abs(v ?? 0))) || 1;
     const wide = (WIDE - 182) / stage.values.length;
     y += 40;
     stage.values.forEach((v, n) => {
       const high = (Math.abs(v ?? 0) / most) * 16;
-      drawing.box(170 + n * wide, (v ?? 0) < 0 ? y - 16 : y - 16 - high, Math.max(0.5, wide - 0.6), high, (v ?? 0) < 0 ? "#c2410c" : "#1f5c9e");
+      drawing.box(
+        170 + n * wide,
+        (v ?? 0) < 0 ? y - 16 : y - 16 - high,
+        Math.max(0.5, wide - 0.6),
+        high,
+        (v ?? 0) < 0 ? "#c2410c" : "#1f5c9e",
+      );
     });
   }
   const [query, key] = await Promise.all([named(context, "query", i), named(context, "key", j)]);
-  drawing.caption(`The weight of query ${query} on key ${key} in ${nameOfHead(context)} ${ofText(context)}, step by step.`);
+  drawing.caption(
+    `The weight of query ${query} on key ${key} in ${nameOfHead(context)} ${ofText(context)}, step by step.`,
+  );
   return drawing;
 }
-

@@ -34,7 +34,11 @@ const PAGE: Item = {
     const { state } = context.store;
     const { html } = await context.data.page(state.scene.split(":")[0]);
     const start = toHash({ ...state, scene: "", type: false, text: START.text, other: "" });
-    save(html.replace(PLACE, () => `${PLACE} data-state="${start.replaceAll("&", "&amp;")}"`), fileName(context, "html"), "text/html");
+    save(
+      html.replace(PLACE, () => `${PLACE} data-state="${start.replaceAll("&", "&amp;")}"`),
+      fileName(context, "html"),
+      "text/html",
+    );
     return "The page is saved.";
   },
 };

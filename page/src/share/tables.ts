@@ -53,7 +53,9 @@ export async function tableOf(context: Context, part: Part): Promise<Table> {
 /** A line for each key of one query; for more queries a line for each pair that is not hidden. */
 export function csvOf({ part, weights, query, key }: Table): string {
   const cols = part.c1 - part.c0;
-  const lines = [["query", ...(query ? ["query token"] : []), "key", ...(key ? ["key token"] : []), "weight"].join(",")];
+  const lines = [
+    ["query", ...(query ? ["query token"] : []), "key", ...(key ? ["key token"] : []), "weight"].join(","),
+  ];
   weights.forEach((weight, p) => {
     if (Number.isNaN(weight)) return;
     const [r, c] = [Math.floor(p / cols), p % cols];
@@ -66,7 +68,10 @@ export function csvOf({ part, weights, query, key }: Table): string {
 /** weights (queries, keys), NaN where hidden, and the numbers and tokens of both. */
 export function npzOf({ part, weights, query, key }: Table): Uint8Array<ArrayBuffer> {
   const [rows, cols] = [part.r1 - part.r0, part.c1 - part.c0];
-  const numbers = (from: number, n: number): NpyArray => ({ data: Int32Array.from({ length: n }, (_, k) => from + k), shape: [n] });
+  const numbers = (from: number, n: number): NpyArray => ({
+    data: Int32Array.from({ length: n }, (_, k) => from + k),
+    shape: [n],
+  });
   return npz({
     weights: { data: weights, shape: [rows, cols] },
     queries: numbers(part.r0, rows),

@@ -138,7 +138,8 @@ export class FileSource implements Source {
 
   private weights(name: string): Weights {
     const [scene, layer, head] = name.split("/");
-    const known = this.heads.get(name) ?? (this.data.exact[name] ? undefined : this.typed?.weights(scene, +layer, +head));
+    const known =
+      this.heads.get(name) ?? (this.data.exact[name] ? undefined : this.typed?.weights(scene, +layer, +head));
     if (known) return known;
     const stored = this.data.exact[name];
     const made = stored ? this.computed(name, stored) : this.tiled(name);

@@ -1,6 +1,12 @@
 /** Maps and scores by the kernels of the engine `cpu`, as WebAssembly, beside the page's own thread. */
 
-import { load, type Attention, type MapsResult, type ScoresResult, type WeightsCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import {
+  load,
+  type Attention,
+  type MapsResult,
+  type ScoresResult,
+  type WeightsCall,
+} from "../../../src/regard/engines/cpu/wasm/loader.js";
 
 /** A module, a head, one that is not asked about any more, or a question about one. */
 export type Order =

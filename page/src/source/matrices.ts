@@ -15,7 +15,13 @@ export async function matricesOf(weights: ComputedWeights): Promise<Matrix[]> {
   const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
   const raw = scale === 1 ? "S" : "R";
   const matrices: Matrix[] = [
-    { name: "queries", symbol: "Q", tensor: "Q[i,a]", formula: "", values: made(n_q, d, (i, a) => weights.q[i * d + a]) },
+    {
+      name: "queries",
+      symbol: "Q",
+      tensor: "Q[i,a]",
+      formula: "",
+      values: made(n_q, d, (i, a) => weights.q[i * d + a]),
+    },
     { name: "keys", symbol: "K", tensor: "K[j,a]", formula: "", values: made(n_k, d, (j, a) => weights.k[j * d + a]) },
   ];
   const held = weights.values();
@@ -40,7 +46,13 @@ export async function matricesOf(weights: ComputedWeights): Promise<Matrix[]> {
   if (mask) matrices.push({ name: "masked", ...scores, formula: `S ← −∞ unless ${mask}`, values: pairs(masked) });
   const total = weights.head.sink ? "(Σ_j exp S[i,j] + exp sink)" : "Σ_j exp S[i,j]";
   matrices.push(
-    { name: "lse", symbol: "lse", tensor: "lse[i]", formula: `lse[i] = log ${total}`, values: made(n_q, 1, (i) => lse[i]) },
+    {
+      name: "lse",
+      symbol: "lse",
+      tensor: "lse[i]",
+      formula: `lse[i] = log ${total}`,
+      values: made(n_q, 1, (i) => lse[i]),
+    },
     {
       name: "softmax",
       symbol: "P",

@@ -41,7 +41,14 @@ export async function stagesOf(weights: ComputedWeights, i: number, j: number): 
       value: scale * weights.dot(i, j),
     },
     ...(score
-      ? [{ name: "rules", formula: `${s}\\leftarrow f(${s},${i},${j})`, text: `the score rule ${score}`, value: finite(unmasked[j]) }]
+      ? [
+          {
+            name: "rules",
+            formula: `${s}\\leftarrow f(${s},${i},${j})`,
+            text: `the score rule ${score}`,
+            value: finite(unmasked[j]),
+          },
+        ]
       : []),
     ...(mask || score || sink || !sees
       ? [

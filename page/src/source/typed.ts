@@ -83,7 +83,8 @@ export class TypedTexts {
   async json(id: string, what: string, rest: readonly string[], options: URLSearchParams): Promise<unknown> {
     const [layer, head] = rest.map(Number);
     if (what === "ablations") return this.ablations(id, options.get("how") ?? "zero");
-    if (what === "ablation") return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
+    if (what === "ablation")
+      return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
     if (what === "matrices") return { matrices: await this.matrices(this.runOf(id), layer, head) };
     const run = this.runs.get(id);
     if (!run || id === this.given.id) return undefined;
@@ -102,7 +103,10 @@ export class TypedTexts {
 
   private get model(): Model {
     const { weights, product } = this.stored;
-    return (this.loaded ??= new Model(bytesOf(weights), productBy(product === undefined ? undefined : bytesOf(product))));
+    return (this.loaded ??= new Model(
+      bytesOf(weights),
+      productBy(product === undefined ? undefined : bytesOf(product)),
+    ));
   }
 
   /** The run of a scene; the file's own is run when it is first asked for. */
@@ -185,7 +189,8 @@ export class TypedTexts {
       for (let y = 0; y < across; y++) {
         for (let x = 0; x < across; x++) {
           const step = tile * perPixel(pyramid, level);
-          if (x * step < n_k && y * step < n_q) most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
+          if (x * step < n_k && y * step < n_q)
+            most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
         }
       }
       return most;
@@ -214,7 +219,13 @@ export class TypedTexts {
       for (let p = 0; p < bare.length; p++) bare[p] += bias[p % width];
       const formula = `${letter}′[${index},a] = ${letter === "Q" ? "X[i,c]" : "X[j,c]"} ${weight} + b_${letter}[a]`;
       return [
-        { name: `${what} projection`, symbol: `W_${letter}`, tensor: weight, formula: "", values: table(w(name), width, head * d, d) },
+        {
+          name: `${what} projection`,
+          symbol: `W_${letter}`,
+          tensor: weight,
+          formula: "",
+          values: table(w(name), width, head * d, d),
+        },
         {
           ...{ name: plural, symbol: `${letter}′`, tensor: `${letter}′[${index},a]`, formula },
           ...{ values: table(bare, width, head * d, d), rotary },
@@ -227,7 +238,13 @@ export class TypedTexts {
       { name: "input", symbol: "X", tensor: "X[i,c]", formula: "", values: table(x, width) },
       ...projected("Q", "i", "query", "projected queries", "q"),
       ...projected("K", "j", "key", "projected keys", "k"),
-      { name: "value projection", symbol: "W_V", tensor: "W_V[c,b]", formula: "", values: table(w("v"), width, head * d, d) },
+      {
+        name: "value projection",
+        symbol: "W_V",
+        tensor: "W_V[c,b]",
+        formula: "",
+        values: table(w("v"), width, head * d, d),
+      },
       ...(await matricesOf(run.weights[layer][head])),
       {
         ...{ name: "heads side by side", symbol: "C", tensor: "C[i,e]", formula: "C = [O of head 0, O of head 1, …]" },

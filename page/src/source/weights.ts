@@ -160,7 +160,11 @@ export class KernelWeights extends ComputedWeights {
     return { mass, max };
   }
 
-  private async asked<What extends keyof Computed>(what: What, rows: number[], cols: number[]): Promise<Computed[What] | null> {
+  private async asked<What extends keyof Computed>(
+    what: What,
+    rows: number[],
+    cols: number[],
+  ): Promise<Computed[What] | null> {
     const { q, k, lse, d, scale } = this;
     const { offset, b, h, module } = this.head;
     const call = (): WeightsCall => ({ q, k, lse, d, scale, offset, b, h });
@@ -256,7 +260,8 @@ export async function numbersOf(
   if (what === "row") found = await weights.block(first, first + 1, 0, n_k);
   if (what === "column") found = await weights.block(0, n_q, first, first + 1);
   if (what === "values") found = await weights.block(...range("rows"), ...range("cols"));
-  if (what === "dots" && weights instanceof ComputedWeights) found = await weights.dots(...range("rows"), ...range("cols"));
+  if (what === "dots" && weights instanceof ComputedWeights)
+    found = await weights.dots(...range("rows"), ...range("cols"));
   if (what === "tile") found = await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass");
   return found?.buffer as ArrayBuffer | undefined;
 }

@@ -133,7 +133,11 @@ export const ablationView: MakeView = (context) => {
     const text = h("p", { class: "shaded" }, start ? "… " : "");
     for (let t = start; t < stop; t++) {
       const by = t ? changes[t - 1] : 0;
-      const span = h("span", { class: t === i ? "token query" : "token", "data-token": t }, readable(tokens[t]).replaceAll("\n", "↵") || "∅");
+      const span = h(
+        "span",
+        { class: t === i ? "token query" : "token", "data-token": t },
+        readable(tokens[t]).replaceAll("\n", "↵") || "∅",
+      );
       if (Math.abs(by) >= LEAST) {
         const colour = ramp(SIGNED, 0.5 - (Math.sign(by) * Math.sqrt(Math.abs(by) / most)) / 2);
         span.style.background = css(colour);
@@ -198,7 +202,11 @@ export const ablationView: MakeView = (context) => {
           ),
         ),
         h("h2", {}, "Where in the text"),
-        h("p", { class: "help" }, "Orange: harder to predict without the head; blue: easier. Choose a token to see its odds."),
+        h(
+          "p",
+          { class: "help" },
+          "Orange: harder to predict without the head; blue: easier. Choose a token to see its odds.",
+        ),
         harder(told, tokens, i),
       );
     });
@@ -235,4 +243,3 @@ export const ablationView: MakeView = (context) => {
     },
   };
 };
-

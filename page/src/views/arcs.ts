@@ -118,7 +118,9 @@ export const arcsView: MakeView = (context) => {
         class: i === picked ? "arc chosen" : "arc",
         "data-i": i,
       });
-      path.append(s("title", {}, document.createTextNode(`${shortened(words[i])} → ${shortened(words[j])}: ${figure(w)}`)));
+      path.append(
+        s("title", {}, document.createTextNode(`${shortened(words[i])} → ${shortened(words[j])}: ${figure(w)}`)),
+      );
       svg.append(path);
     }
     words.forEach((word, k) => {

@@ -5,7 +5,18 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { DifferencePicture, HeadPicture, type Picture } from "../parts/pictures";
-import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type Context, type MakeView } from "./view";
+import {
+  chosen,
+  headAt,
+  headName,
+  latest,
+  lookOf,
+  named,
+  tokensOf,
+  touches,
+  type Context,
+  type MakeView,
+} from "./view";
 
 const nameOf = ({ scene, layer, head }: HeadAt): string => `${scene}/${layer}/${head}`;
 

@@ -31,7 +31,14 @@ export const headsView: MakeView = (context) => {
     { class: "note", hidden: true },
     "≈ A picture of a long head is an estimate from some of its queries, until the maps of its layer have been computed; maps are exact.",
   );
-  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, estimates, h("div", { class: "heads-main", tabindex: 0, role: "region", "aria-label": "All heads" }, grid, aside));
+  const element = h(
+    "section",
+    { class: "view heads", "aria-label": "Heads" },
+    controls,
+    note,
+    estimates,
+    h("div", { class: "heads-main", tabindex: 0, role: "region", "aria-label": "All heads" }, grid, aside),
+  );
   let heads: Heads = { columns: [], rows: placeholders() };
   const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
 
@@ -236,7 +243,8 @@ export const headsView: MakeView = (context) => {
     }
     const kind = context.words.kinds.find(({ name }) => name === state.filter);
     if (kind) parts.push(h("p", { class: "help" }, `${kind.definition} Score: ${kind.meaning}.`));
-    else if (!column) parts.push(h("p", { class: "help" }, `A kind is named with its score; ${context.words.tentative}.`));
+    else if (!column)
+      parts.push(h("p", { class: "help" }, `A kind is named with its score; ${context.words.tentative}.`));
     parts.push(legend());
     const had = controls.contains(document.activeElement)
       ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element)

@@ -6,7 +6,20 @@ import { mapControls } from "../parts/mapcontrols";
 import { HeadPicture } from "../parts/pictures";
 import { nameOf } from "../parts/sentences";
 import { largest, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
-import { chosen, headAt, headName, latest, layerOf, lookOf, named, tokensOf, touches, type Context, type MakeView, type View } from "./view";
+import {
+  chosen,
+  headAt,
+  headName,
+  latest,
+  layerOf,
+  lookOf,
+  named,
+  tokensOf,
+  touches,
+  type Context,
+  type MakeView,
+  type View,
+} from "./view";
 
 /** Pairs of a head up to which the column of a key is looked at beside its map: of more it takes a pass. */
 const SMALL = 2 ** 22;

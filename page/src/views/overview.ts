@@ -24,7 +24,12 @@ export const overviewView: MakeView = (context) => {
     h(
       "div",
       { class: "three" },
-      h("div", { class: "left", tabindex: 0, role: "region", "aria-label": "Heads" }, h("h2", {}, "Every head"), grid.element),
+      h(
+        "div",
+        { class: "left", tabindex: 0, role: "region", "aria-label": "Heads" },
+        h("h2", {}, "Every head"),
+        grid.element,
+      ),
       h("div", { class: "middle" }, map.element),
       row,
     ),
@@ -36,7 +41,11 @@ export const overviewView: MakeView = (context) => {
     write(async (current) => {
       const at = headAt(store.state);
       const { i, j } = chosen(context);
-      const [weights, norms, finding] = await Promise.all([data.row(at, i), data.norms(at), data.finding(store.state.scene)]);
+      const [weights, norms, finding] = await Promise.all([
+        data.row(at, i),
+        data.norms(at),
+        data.finding(store.state.scene),
+      ]);
       const { query: queries, key: keys } = await rowTokens(context, weights, i, j);
       if (!current()) return;
       const tokens = queries && keys ? { query: queries, key: keys } : null;

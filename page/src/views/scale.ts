@@ -142,7 +142,11 @@ export const scaleView: MakeView = (context) => {
               logarithmic: false,
               lines: [
                 { name: "q · k of this head", kind: "second", values: variance },
-                { name: "growing with d", kind: "third", values: variance.map((_, k) => ((k + 1) * variance[d - 1]) / d) },
+                {
+                  name: "growing with d",
+                  kind: "third",
+                  values: variance.map((_, k) => ((k + 1) * variance[d - 1]) / d),
+                },
                 { name: "q · k / √d", kind: "first", values: variance.map((v, k) => v / (k + 1)) },
               ],
             }),

@@ -26,7 +26,12 @@ export const stepsView: MakeView = (context) => {
   const all = matricesPanel(context);
   const strips = rowStrips(context);
   const long = h("p", { class: "help long" });
-  const one = h("section", { class: "one-pair", "aria-label": "One pair" }, h("h2", {}, "One query and one key, number by number"), stages);
+  const one = h(
+    "section",
+    { class: "one-pair", "aria-label": "One pair" },
+    h("h2", {}, "One query and one key, number by number"),
+    stages,
+  );
   element.append(all.element, long, strips.element, one);
 
   function stageElement(stage: Stage, number: number): HTMLElement {
@@ -88,7 +93,9 @@ export const stepsView: MakeView = (context) => {
     all.element.hidden = !few;
     const own = context.scene.kind === "example" || context.scene.kind === "cross";
     const unknown = own && data.source.kind === "file" && !context.scene.editable ? NO_PROJECTIONS : "";
-    long.textContent = few ? unknown : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
+    long.textContent = few
+      ? unknown
+      : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
     if (!few) return;
     if (!anew) {
       all.mark(i, j);

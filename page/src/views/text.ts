@@ -26,7 +26,10 @@ export const textView: MakeView = (context) => {
   const sizer = h("div", { class: "sizer" });
   const scroller = h(
     "div",
-    { class: "text-scroll sheet", tabindex: 0, role: "listbox",
+    {
+      class: "text-scroll sheet",
+      tabindex: 0,
+      role: "listbox",
       "aria-multiselectable": "true",
       "aria-label": "Tokens of the text. Arrow keys choose one, with Shift several.",
     },
@@ -44,19 +47,8 @@ export const textView: MakeView = (context) => {
   const back = h("div", { class: "back" });
   const aside = h("aside", {}, h("div", {}, heading, columns, list), back);
   const controls = h("div", { class: "controls" });
-  const main = h(
-    "div",
-    { class: "text-main" },
-    scroller,
-    strip,
-    aside,
-  );
-  const element = h(
-    "section",
-    { class: "view text", "aria-label": "Text" },
-    controls,
-    main,
-  );
+  const main = h("div", { class: "text-main" }, scroller, strip, aside);
+  const element = h("section", { class: "view text", "aria-label": "Text" }, controls, main);
 
   let tokens: string[] = [];
   let lines: Line[] = [];
@@ -71,7 +63,10 @@ export const textView: MakeView = (context) => {
   let starts: number[] = [];
   const drawn = new Map<number, HTMLElement>();
   const joined = (from: number, to: number): string =>
-    tokens.slice(from, Math.min(to, from + 80)).map(printable).join("");
+    tokens
+      .slice(from, Math.min(to, from + 80))
+      .map(printable)
+      .join("");
   const nameOf = (t: number): string =>
     context.scene.has_tokens ? `${count(t)} “${shortened(printable(tokens[t] ?? ""))}”` : count(t);
 
@@ -94,8 +89,7 @@ export const textView: MakeView = (context) => {
     const { i, j } = chosen(context);
     return store.state.by ? j : i;
   };
-  const pick = (token: number): void =>
-    store.set({ ...(store.state.by ? { j: token } : { i: token }), span: -1 });
+  const pick = (token: number): void => store.set({ ...(store.state.by ? { j: token } : { i: token }), span: -1 });
   /** Whether what is chosen and what is shaded are the same tokens. */
   const same = (): boolean => layerOf(context).n_q === layerOf(context).n_k && !layerOf(context).cross;
   const grouped = (): boolean => store.state.words && context.scene.has_tokens;
@@ -243,8 +237,10 @@ export const textView: MakeView = (context) => {
 
   function describe(token: number): void {
     const [from, to] = range();
-    const order = largestOf(weights, grouped() ? starts.slice(0, -1) : undefined)
-      .slice(0, main.classList.contains("short") ? fitting() : LISTED);
+    const order = largestOf(weights, grouped() ? starts.slice(0, -1) : undefined).slice(
+      0,
+      main.classList.contains("short") ? fitting() : LISTED,
+    );
     const several = `${count(from)} to ${count(to - 1)}${same() && context.scene.has_tokens ? ` “${shortened(joined(from, to))}”` : ""}`;
     const name = to - from > 1 ? several : same() ? nameOf(token) : count(token);
     heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
@@ -340,7 +336,11 @@ export const textView: MakeView = (context) => {
             ),
           ]
         : []),
-      h("p", { class: "help" }, "Click a token to choose it; with Shift, several: their mean as queries, their sum as keys."),
+      h(
+        "p",
+        { class: "help" },
+        "Click a token to choose it; with Shift, several: their mean as queries, their sum as keys.",
+      ),
     );
   }
 

@@ -55,7 +55,9 @@ export const tokenView: MakeView = (context) => {
       },
       h("span", { class: "word" }, row.keys.length ? word(row.keys[0]) : "–"),
       h("small", {}, row.keys.length ? `${count(row.keys[0])} · ${row.weights[0].toFixed(2)}` : ""),
-      ...(roomy ? row.keys.slice(1).map((j, k) => h("span", { class: "more" }, `${word(j)} ${row.weights[k + 1].toFixed(2)}`)) : []),
+      ...(roomy
+        ? row.keys.slice(1).map((j, k) => h("span", { class: "more" }, `${word(j)} ${row.weights[k + 1].toFixed(2)}`))
+        : []),
     );
     button.style.background = css(colour);
     button.style.color = readableOn(colour) === "#101010" ? "#000" : "#fff"; // small text asks for the most contrast
