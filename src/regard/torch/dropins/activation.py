@@ -13,11 +13,12 @@ import torch
 from regard.runtime.forks import renewed
 from regard.torch.dropins import cpu_operator, modules
 from regard.torch.dropins.functional import attended
-from regard.torch.modes import destroyed
+from regard.torch.modes import destroyed, fake
 
 COMPOSITE = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
+_ATEN = torch.ops.aten.scaled_dot_product_attention.default
 _library: Any = None
 
 
@@ -66,6 +67,7 @@ def activate() -> Activation:
         first = _library is None
         if first:
             _library = _registered()
+            _forget_dispatch()
             modules.hold()
     return Activation(first)
 
@@ -77,6 +79,7 @@ def deactivate() -> None:
         if _library is not None:
             destroyed(_library)
             _library = None
+            _forget_dispatch()
             modules.release()
 
 
@@ -101,10 +104,20 @@ def _registered() -> Any:
     return library
 
 
+def _forget_dispatch() -> None:
+    """Have graphs that are traced from now on ask the dispatcher anew.
+
+    An operation keeps which kernel serves a key while a graph is traced, and no registration clears it.
+    """
+    _ATEN._dispatch_cache.clear()
+
+
 def composite(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
+    if fake(query):  # of a graph that is compiled, in which PyTorch's operation stays
+        return _ATEN.decompose(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return attended(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
