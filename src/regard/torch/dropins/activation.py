@@ -5,6 +5,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 import sys
 import threading
 import warnings
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 _lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _ATEN = torch.ops.aten.scaled_dot_product_attention.default
 _library: Any = None
+_modules = ExitStack()  # holds what they do meanwhile
 
 
 class Activation:
@@ -62,13 +64,13 @@ def activate() -> Activation:
     >>> torch.equal(out, regard.attention(q, q, q))
     True
     """
-    global _library
+    global _library, _modules
     with _lock:
         first = _library is None
         if first:
             _library = _registered()
             _forget_dispatch()
-            modules.hold()
+            _modules = modules.held()
     return Activation(first)
 
 
@@ -80,7 +82,7 @@ def deactivate() -> None:
             destroyed(_library)
             _library = None
             _forget_dispatch()
-            modules.release()
+            _modules.close()
 
 
 def active() -> bool:

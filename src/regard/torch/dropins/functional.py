@@ -2,10 +2,8 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,11 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from regard.ops.attention import attention
 from regard.ops.callcache import entries, signature
 from regard.rules import type_name
-from regard.runtime.forks import renewed
 from regard.torch import modes
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
 from regard.torch.dropins import modules, nested
+from regard.torch.dropins.packages import Shared, with_attributes
 from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
 
 Tensor = torch.Tensor
@@ -301,9 +299,7 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
 
 
 scaled_dot_product_attention.__prepare_scriptable__ = modules.refuse_script  # type: ignore[attr-defined]
-_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
-_depth = 0
-_theirs: Any = None
+_shared = Shared()
 
 
 @contextmanager
@@ -326,18 +322,14 @@ def sdpa() -> Iterator[None]:
     >>> torch.equal(out, regard.attention(q, q, q))
     True
     """
-    global _depth, _theirs
-    with _lock:
-        if _depth == 0:
-            _theirs = torch.nn.functional.scaled_dot_product_attention
-            torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
-            modules.hold()
-        _depth += 1
-    try:
+    with _shared.held(_replaced):
         yield
-    finally:
-        with _lock:
-            _depth -= 1
-            if _depth == 0:
-                torch.nn.functional.scaled_dot_product_attention = _theirs
-                modules.release()
+
+
+def _replaced() -> ExitStack:
+    """Replace PyTorch's function, and what modules do, until the returned stack is closed."""
+    stack = modules.held()
+    stack.enter_context(
+        with_attributes([(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)])
+    )
+    return stack

@@ -2,41 +2,25 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import sys
-import threading
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from regard.runtime.forks import renewed
 from regard.torch import modes
 from regard.torch.dropins import nested
+from regard.torch.dropins.packages import Shared
 
-_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
-_holders = 0
-_undo = ExitStack()
+_shared = Shared()
 
 
-def hold() -> None:
-    """Have modules call the function, until as many calls of `release`.
+def held() -> ExitStack:
+    """Have modules call the function until the returned stack, and all others of this function, are closed.
 
     Their fused inference path, which does not call it, is off, and nested tensors, which PyTorch takes on that path
     alone, are attended to one sequence after the other.
     """
-    global _holders, _undo
-    with _lock:
-        if _holders == 0:
-            _undo = _replaced()
-        _holders += 1
-
-
-def release() -> None:
-    global _holders
-    with _lock:
-        _holders -= 1
-        if _holders == 0:
-            _undo.close()
+    return _shared.held(_replaced)
 
 
 def _replaced() -> ExitStack:
