@@ -51,6 +51,7 @@ html_theme = "furo"
 html_title = f"regard {version}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

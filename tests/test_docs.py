@@ -356,6 +356,8 @@ def test_pages_in_a_browser_lead_to_the_demo_in_two_clicks(site: Path, browser: 
     following.filter(has_text="next: i 98 %").wait_for()
     assert following.inner_text() != before
     assert [url.split("/")[-1].split("#")[0] for url in clicks] == ["index.html", "demo.html"]
+    page.get_by_role("link", name="Back to the documentation of regard").click()
+    page.locator("figure.demo").wait_for()
     page.close()
     assert (site / "_islands/demo.html").stat().st_size < 3_000_000
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -31,7 +31,9 @@ class DemoDirective(SphinxDirective):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         page = path.with_suffix(".html")
         html = page.read_text("utf-8")
-        page.write_text(html.replace(PLACE, f'{PLACE} data-state="type=true"', 1), "utf-8")  # with its editor open
+        html = html.replace(PLACE, f'{PLACE} data-state="type=true"', 1)  # with its editor open
+        back = f'<p><a href="../{self.env.docname}.html">Back to the documentation of regard</a></p>'
+        page.write_text(html.replace("<body>", f"<body>\n    {back}", 1), "utf-8")
         place = "../" * self.env.docname.count("/") + "_islands/demo"
         size = f"{page.stat().st_size / 1e6:.1f} MB"
         figure = (
