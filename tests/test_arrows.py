@@ -82,7 +82,7 @@ LAZY = {
         "viewer.serve.saving viewer.serve.server",
         "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
     ),
-    "regard.viewer.serve.export": ("engines.cpu.wasm.module engines.cpu.wasm.product", COMPILER),
+    "regard.viewer.serve.kernels": ("engines.cpu.wasm.module engines.cpu.wasm.product", COMPILER),
 }
 """Modules that import inside of functions: what they import so, and why the start of a process needs it."""
 
@@ -92,7 +92,7 @@ INSIDE = {
     "regard.bench.run": "a report names the instruction set",
     "regard.doctor": "a report asks whether the system permits compiled code",
     "regard.ops.exporting": "modules of WebAssembly come from this compiler alone",
-    "regard.viewer.serve.export": "a page in one file holds such modules",
+    "regard.viewer.serve.kernels": "a page computes weights by such modules",
 }
 """Modules outside of `engines/` that import the compiled engine, and why: all others go by the protocol of engines."""
 

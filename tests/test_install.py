@@ -22,7 +22,6 @@ from regard.arguments.packages import BASE, EXTRAS
 from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.export import page
 
 ROOT = Path(__file__).parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -205,6 +204,6 @@ def test_all_that_is_bundled_has_its_licence() -> None:
 
 
 def test_a_saved_page_holds_the_licences() -> None:
-    text = page(Answers([example(Settings("abab"))], patience=None), "example")
+    text = Answers([example(Settings("abab"))], patience=None).page("example")
     (found,) = re.findall(r'<template id="licences"><pre>(.*?)</pre>', text, re.DOTALL)
     assert unescape(found) == built.page()["LICENSES.txt"]

@@ -23,7 +23,7 @@ from in_node import call
 from regard.engines.cpu.target.instructions import targets
 from regard.examplemodel import ExampleModel
 from regard.viewer.scene.sources import Settings, arrays, example
-from regard.viewer.serve import built, export
+from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
 
 HEADS, D, SECONDS, ROUNDS = 2, 64, 0.25, 16
@@ -120,12 +120,12 @@ def of_saved_pages(page: Any) -> None:
         milliseconds: float = page.evaluate(ASKED, [built.page()["page.js"], data[1], ask])
         return milliseconds
 
-    demo = export.page(Answers([example(Settings())], patience=None), "example", model=ExampleModel.load())
+    demo = Answers([example(Settings())], patience=None).page("example", model=ExampleModel.load())
     print("saved with the model", len(demo.encode()), "bytes; 200 bytes of text:", end=" ")
     print(f"{asked(demo, text='The cat sat on the mat, and the dog ran to the red house. ' * 4, rounds=24):.0f} ms")
     q, k = np.random.default_rng(0).standard_normal((2, 1, TOKENS, D), dtype=np.float32)
     for name, rules in {"causal": {"causal": True}, "window": {"mask": regard.window(1024)}}.items():
-        html = export.page(Answers([arrays(q, k, **rules)], patience=None), "arrays")
+        html = Answers([arrays(q, k, **rules)], patience=None).page("arrays")
         level, across = 3, TOKENS // 2048
         tiles = [f"api/arrays/tile/0/0/{level}/{x}/{y}?kind=mass" for y in range(across) for x in range(across)]
         seconds = asked(html, tiles=tiles, rounds=2) / 1000

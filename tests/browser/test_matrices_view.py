@@ -12,7 +12,6 @@ import regard
 from browser.test_page import accessible
 from in_browser import Tab
 from regard.viewer.scene import sources
-from regard.viewer.serve import export
 from regard.viewer.serve.answers import Answers
 
 
@@ -47,7 +46,7 @@ def test_a_number_says_what_made_it(tab: Tab, tmp_path: Path, saved: bool) -> No
     if saved:
         answers = Answers([sources.example(sources.Settings())], patience=None)
         file = tmp_path / "page.html"
-        file.write_text(export.page(answers, "example"), "utf-8")
+        file.write_text(answers.page("example"), "utf-8")
         base = file.as_uri()
     page = tab.open("view=steps&layer=2&head=2&i=53&j=25", base)
     page.wait_for_selector(".matrix-stage[data-matrix='output']", timeout=40_000)

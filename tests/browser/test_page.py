@@ -144,7 +144,7 @@ def test_a_long_map_is_seen_while_it_is_computed(
 
     go, find = threading.Semaphore(0), Coarse._find
     monkeypatch.setattr(Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))
-    tab.viewer.answers.store.forget("arrays-3")
+    tab.viewer.answers.results.store.forget("arrays-3")
     page = tab.open("view=map&scene=arrays-3&i=19000&j=18000")
     shown = page.wait_for_selector(".readout output").get_attribute("data-weight")  # waits for no pass
     assert np.float32(shown) == weights(arrays["arrays-3"], slice(19_000, 19_001), slice(18_000, 18_001))[0, 0, 0]

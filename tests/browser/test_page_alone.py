@@ -16,12 +16,11 @@ from regard.engines.cpu.target.instructions import targets
 
 @pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])
 def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path: Path, scene: str) -> None:
-    from regard.viewer.serve import export
     from regard.viewer.serve.answers import Answers
 
     file = tmp_path / "saved page.html"
     mine = Answers(tab.viewer.answers.scenes.values(), patience=None)
-    file.write_text(export.page(mine, scene), "utf-8")
+    file.write_text(mine.page(scene), "utf-8")
     mine.close()
     tab.open("view=heads", file.as_uri())
     for view, sign in READY.items():
@@ -132,12 +131,12 @@ def near(got: Any, wanted: Any, where: str) -> None:
 def test_a_saved_page_with_a_model_answers_as_the_server(tab: Tab, webassembly: str) -> None:
     from regard.examplemodel import ExampleModel
     from regard.viewer.scene.sources import Settings, example
-    from regard.viewer.serve import built, export
+    from regard.viewer.serve import built
     from regard.viewer.serve.answers import Answers
 
     text = "Né Zavrel met Otokar Brix.\nNobody knew why Né Zavrel met Ot"
     server = Answers([example(Settings("to be or not to be"))], patience=None)
-    html = export.page(server, "example", model=ExampleModel.load())
+    html = server.page("example", model=ExampleModel.load())
     data = re.search(r'id="regard-data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
     run = server.post("example/run", {"text": text, "temperature": 0.7, "scaled": True, "causal": True}).content
@@ -185,12 +184,12 @@ STEPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rules", STEPPED)
 def test_a_saved_page_shows_the_steps_of_any_rule(tab: Tab, rules: str) -> None:
     from regard.viewer.scene.sources import arrays
-    from regard.viewer.serve import built, export
+    from regard.viewer.serve import built
     from regard.viewer.serve.answers import Answers
 
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 40, 8), dtype=np.float32)
     server = Answers([arrays(q, k, v, **STEPPED[rules])], patience=None)
-    data = re.search(r'id="regard-data">(.*?)</script>', export.page(server, "arrays"), re.DOTALL)
+    data = re.search(r'id="regard-data">(.*?)</script>', server.page("arrays"), re.DOTALL)
     assert data is not None
     paths = ["step/0/1/20/15", "step/0/1/3/30", "matrices/0/1", "scores/0/0/7", "dots/0/1?rows=0:9&cols=5:20"]
     paths = [f"arrays/{path}" for path in paths]
@@ -201,11 +200,10 @@ def test_a_saved_page_shows_the_steps_of_any_rule(tab: Tab, rules: str) -> None:
 
 
 def saved(tab: Tab, scene: str, folder: Path) -> Path:
-    from regard.viewer.serve import export
     from regard.viewer.serve.answers import Answers
 
     file, mine = folder / "saved.html", Answers([tab.viewer.answers.scenes[scene]], patience=None)
-    file.write_text(export.page(mine, next(iter(mine.scenes))), "utf-8")
+    file.write_text(mine.page(next(iter(mine.scenes))), "utf-8")
     mine.close()
     return file
 

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,7 +22,7 @@ from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Answer
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.scene.sources import Settings, arrays, captured, example
-from regard.viewer.serve.answers import RUNS, Answers
+from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 from support import traced_memory
 
@@ -424,38 +426,114 @@ def test_typing_makes_scenes() -> None:
     again = answers.post("example/run", scene["settings"])
     assert again.content == found.content
     assert asked(answers, "example/tokens")["tokens"][1:] == list("hello")
-    asked(answers, "example/heads")
-    for n in range(RUNS):
-        assert answers.post("example/run", {"text": f"text {n}"}).status == 200
-    assert list(answers.scenes) == ["example", *(f"example-{n}" for n in range(3, 3 + RUNS))]  # what was given stays
-    gone = answers.get(f"{scene['id']}/heads")
-    assert refused(gone) == (404, "there is no scene example-2: it was given up for later ones; run it again")
-    assert all(key[0] in answers.scenes for key in answers._heads)
+    assert list(answers.scenes) == ["example", scene["id"]]
+
+
+def typed(answers: Answers, text: str, **others: str) -> str:
+    """The id of the scene of a text that is typed."""
+    found = answers.post("example/run", {"text": text, **others})
+    assert found.status == 200, found.content
+    return str(found.content["scene"]["id"])  # type: ignore[index]
 
 
 def test_what_is_being_typed_takes_one_place() -> None:
     answers = Answers([example(Settings("a text to begin with"))])
-
-    def run(text: str, **others: str) -> str:
-        found = answers.post("example/run", {"text": text, **others})
-        assert found.status == 200
-        return str(found.content["scene"]["id"])  # type: ignore[index]
-
-    compared = run("compared")
+    compared = typed(answers, "compared")
     draft = ""
     for text in ("o", "on", "one", "one two"):
-        draft = run(text, replaces=draft, keeps=compared)
+        draft = typed(answers, text, replaces=draft, keeps=compared)
     assert list(answers.scenes) == ["example", compared, draft]
     assert [scene["given"] for scene in asked(answers, "scenes")["scenes"]] == [True, False, False]
-    assert run("one two", replaces=draft) == draft  # as it was
-    assert run("a text to begin with", replaces=draft) == "example"
+    assert typed(answers, "one two", replaces=draft) == draft  # as it was
+    assert typed(answers, "a text to begin with", replaces=draft) == "example"
     assert list(answers.scenes) == ["example", compared]
-    run("another", replaces="example")  # what was given stays
-    for n in range(2 * RUNS):
-        run(f"text {n}", keeps=compared)
-        assert compared in answers.scenes
-        assert len(answers.scenes) <= 1 + RUNS
+    typed(answers, "another", replaces="example")  # what was given stays
     assert "example" in answers.scenes
+
+
+def test_typed_scenes_are_kept_by_their_bytes() -> None:
+    given = example(Settings("a text to begin with"))
+    most = 3 * example(Settings("text 00")).nbytes
+    answers = Answers([given], kept=most, patience=None)
+    compared = typed(answers, "text 00")
+    asked(answers, f"{compared}/heads")
+    asked(answers, f"{compared}/row/0/0/1")
+    for n in range(1, 12):
+        typed(answers, f"text {n:02}", keeps=compared)
+    assert list(answers.scenes) == ["example", compared, "example-12", "example-13"]
+    for n in range(12, 15):
+        typed(answers, f"text {n}")
+    assert list(answers.scenes) == ["example", *(f"example-{n}" for n in (14, 15, 16))]
+    gone = answers.get(f"{compared}/heads")
+    assert refused(gone) == (404, "there is no scene example-2: it was given up for later ones; run it again")
+    assert answers.results.store.nbytes == len(answers.results._heads) == 0
+    long = typed(answers, "a text that is larger than all that may be kept " * 20)
+    assert list(answers.scenes) == ["example", long]
+    assert answers.scenes[long].nbytes > most
+
+
+@dataclass
+class Slow:
+    """The example model, which waits before it runs a text, and its texts."""
+
+    model: ExampleModel
+    texts: list[str] = field(default_factory=list)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def __call__(self, settings: Settings, model: ExampleModel) -> Scene:
+        self.texts.append(settings.text)
+        self.begun.release()
+        assert self.go.acquire(timeout=10)
+        return example(settings, self.model)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    made = Slow(ExampleModel.load())
+    monkeypatch.setattr("regard.viewer.serve.registry.example", made)
+    return made
+
+
+def waiting(answers: Answers, count: int) -> None:
+    """Returns once so many requests wait for runs."""
+    deadline = time.monotonic() + 10
+    while answers.registry._waiting < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_equal_runs_are_one(slow: Slow) -> None:
+    answers = Answers([example(Settings("abc"))])
+    with ThreadPoolExecutor(4) as pool:
+        equal = [pool.submit(typed, answers, "one", replaces=replaced) for replaced in ("", "", "x", "y")]
+        waiting(answers, 4)
+        for _ in equal:
+            slow.go.release()
+        assert {one.result() for one in equal} == {"example-2"}
+    assert slow.texts == ["one"]
+    assert list(answers.scenes) == ["example", "example-2"]
+
+
+def test_a_text_that_a_later_one_replaces_is_not_run(slow: Slow) -> None:
+    answers = Answers([example(Settings("abc"))])
+    slow.go.release()
+    draft = typed(answers, "o")
+    assert slow.begun.acquire(timeout=10)
+    posted = []
+    with ThreadPoolExecutor(3) as pool:
+        for n, text in enumerate(("on", "one", "one ")):
+            posted.append(pool.submit(answers.post, "example/run", {"text": text, "replaces": draft}))
+            waiting(answers, n + 1)
+            if n == 0:
+                assert slow.begun.acquire(timeout=10)  # this one runs, the others wait
+        for _ in posted:
+            slow.go.release()
+    assert [one.result().status for one in posted] == [409, 409, 200]
+    assert refused(posted[1].result()) == (409, "a later text took the place of this one")
+    assert slow.texts == ["o", "on", "one "]
+    assert [x.settings["text"] for x in answers.scenes.values() if x.settings] == ["abc", "one "]
+    assert answers.registry._latest == {}
 
 
 @pytest.mark.parametrize(
@@ -510,7 +588,10 @@ def test_settings_that_cannot_be_run(body: Any, sentence: str) -> None:
         (f"arrays/row/0/0/{LONG}", {}, 404, f"query {LONG[:59]}… does not exist"),
         (f"arrays/column/{LONG}/0/1", {}, 404, f"layer {LONG[:59]}… does not exist"),
         (f"arrays/tile/0/0/0/{LONG}/0", {}, 404, f"x {LONG[:59]}… does not exist"),
-        ("arrays/row/0/0/١", {}, 404, "there is no arrays/row/0/0/١"),
+        ("arrays/row/0/0/١", {}, 404, "query ١ does not exist"),
+        ("arrays/row/0/0/-1", {}, 404, "query -1 does not exist"),
+        ("Arrays/heads", {}, 404, "there is no scene Arrays: see scenes"),
+        ("arrays/run", {}, 404, "there is no arrays/run"),
         ("x" * 5000, {}, 404, f"there is no {'x' * 59}…"),
     ],
 )
@@ -559,7 +640,7 @@ def test_answers_keep_within_their_limit() -> None:
     for x in range(4):
         for y in range(3):
             asked(answers, f"arrays/tile/0/0/2/{x}/{y}")
-    assert 0 < answers.store.nbytes <= 300_000
+    assert 0 < answers.results.store.nbytes <= 300_000
 
 
 def test_long_work_goes_on_behind() -> None:
@@ -621,7 +702,7 @@ def test_a_map_is_seen_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     highest = until(1 / 7).content["maximum"]["mass"][1]  # type: ignore[index]
     assert highest == pytest.approx(cells_of(P, 2, "mass")[:50].max(), rel=1e-3)
     seen(slice(0, 50))
-    known = answers.store.get(("arrays", 0, 0, 0, "coarse"))
+    known = answers.results.store.get(("arrays", 0, 0, 0, "coarse"))
     known.prefer(range(530, 590))
     known._wished = 0.0  # long ago
     known.prefer(range(700))  # all of it is no preference
@@ -662,7 +743,7 @@ def test_an_lse_that_was_given_is_not_written_to() -> None:
 
 
 def test_lse_of_many_queries_is_found_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.viewer.serve.answers.AT_ONCE", 64 * 900)
+    monkeypatch.setattr("regard.viewer.serve.results.AT_ONCE", 64 * 900)
     answers, go, lse_of = Answers([arrays(Q, K)], patience=0.0), threading.Event(), Head.lse_of
 
     def slow(head: Head, rows: range, progress: Any = lambda done: None) -> np.ndarray:
@@ -681,7 +762,7 @@ def test_lse_of_many_queries_is_found_behind(monkeypatch: pytest.MonkeyPatch) ->
     )
     go.set()
     assert answers.get("arrays/row/0/0/3").status == 200
-    answers._workers["maps"].patience = None
+    answers.results.workers["maps"].patience = None
     np.testing.assert_allclose(asked(answers, "arrays/column/0/0/3"), regard.weights(Q, K)[0, :, 3], atol=1e-7)
     answers.close()
 

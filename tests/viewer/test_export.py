@@ -19,9 +19,9 @@ from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer as CapturedLayer
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
-from regard.viewer.serve import export
+from regard.viewer.serve import contents
 from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.export import inside, page
+from regard.viewer.serve.export import inside
 from regard.viewer.serve.saving import archive, single
 
 RNG = np.random.default_rng(2)
@@ -56,7 +56,7 @@ def embedded(text: str) -> dict[str, Any]:
 
 def exported(scene: Scene, **options: Any) -> dict[str, Any]:
     answers = Answers([scene], patience=None)
-    return embedded(page(answers, next(iter(answers.scenes)), **options))
+    return embedded(answers.page(next(iter(answers.scenes)), **options))
 
 
 def numbers(content: dict[str, str]) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_weights_follow_from_what_is_embedded(options: dict[str, Any]) -> None:
 
 
 def test_the_coarse_level_and_thumbnails_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "ON_PAGE", 256)
+    monkeypatch.setattr(contents, "ON_PAGE", 256)
     scene = arrays(Q, K, V, causal=True)
     data, answers = exported(scene)["answers"], Answers([scene], patience=None)
     assert (
@@ -147,7 +147,7 @@ def test_layers_with_rules_have_a_module() -> None:
 
 def test_a_layer_is_asked_for_its_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(export, "module_of", lambda layer: asked.append(layer))
+    monkeypatch.setattr(contents, "module_of", lambda layer: asked.append(layer))
     scene = arrays(Q, K, V, causal=True)
     exported(scene)
     assert asked == list(scene.layers)
@@ -159,12 +159,12 @@ def test_without_a_compiler_rules_have_tiles(monkeypatch: pytest.MonkeyPatch) ->
     data = exported(arrays(Q, K, V, mask=regard.window(40, 10)))
     assert (data["exact"], data["modules"]) == ({}, [])
     assert "module" not in exported(arrays(Q, K, V, causal=True))["exact"]["arrays/0/0"]
-    policy = Reader(page(Answers([arrays(Q, K, causal=True)], patience=None), "arrays")).elements
+    policy = Reader(Answers([arrays(Q, K, causal=True)], patience=None).page("arrays")).elements
     assert "wasm" not in str([a["content"] for _, a, _ in policy if a.get("http-equiv")])
 
 
 def test_a_text_is_embedded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("answers", "export"):
+    for module in ("views", "contents"):
         monkeypatch.setattr(f"regard.viewer.serve.{module}.MOST_TOKENS", 16)
     data = exported(example(Settings("né 🎉\n" * 3)))["answers"]
     pages = [data[f"api/example/tokens?axis=query&start={start}&stop={start + 16}"] for start in (0, 16)]
@@ -183,7 +183,7 @@ def test_without_values_it_is_said_why() -> None:
 def test_numbers_are_halved_before_a_file_is_refused() -> None:
     scene = arrays(Q, K, V, causal=True)
     assert exported(scene)["exact"]["arrays/0/0"]["dtype"] == "f32"
-    size = export.SavedLayer(scene.layers[0], None).size(4)
+    size = contents.SavedLayer(scene.layers[0], None).size(4)
     small = exported(scene, limit=size - 1)["exact"]["arrays/0/0"]
     assert small["dtype"] == "f16"
     np.testing.assert_array_equal(np.frombuffer(b64decode(small["q"]), "<f2").reshape(300, 8), Q[0].astype(np.float16))
@@ -193,7 +193,7 @@ def test_numbers_are_halved_before_a_file_is_refused() -> None:
 
 def test_the_file_needs_nothing_and_runs_nothing_else() -> None:
     answers = Answers([example(Settings("</script><script>alert(1)</script> <!-- \u2028"))], patience=None)
-    text = page(answers, "example")
+    text = answers.page("example")
     reader = Reader(text)
     assert "alert(1)</script>" not in text
     for _, attributes, _ in reader.elements:

@@ -57,9 +57,9 @@ def test_a_widget_holds_the_page_and_answers(monkeypatch: pytest.MonkeyPatch) ->
     assert head["id"] == 1
     np.testing.assert_allclose(np.frombuffer(buffer, "<f4"), regard.weights(Q, K)[0, :, 2], atol=1e-7)
     made._handle_custom_msg({"id": 2, "path": "api/arrays/map/0/0"}, [])
-    assert made.answers.store.nbytes > 0
+    assert made.answers.results.store.nbytes > 0
     made._handle_custom_msg({"leave": True}, [])  # a cell that ran again or was deleted
-    assert (made.answers.store.nbytes, len(sent)) == (0, 2)
+    assert (made.answers.results.store.nbytes, len(sent)) == (0, 2)
     made._handle_custom_msg({"id": 3, "path": "api/arrays/map/0/0"}, [])  # shown once more
     assert sent[-1][0]["status"] == 200
     made.close()

@@ -181,6 +181,7 @@ def test_bodies_that_cannot_be_read(client: TestClient, content: bytes, kind: st
     [
         ("arrays/row/0/0/5000", 404),
         ("nothing", 404),
+        ("example/run", 404),  # a body is posted
         ("arrays/tile/0/0/0/0/0?kind=x", 422),
         ("arrays/row/0/0/1?b=9", 422),
     ],
@@ -190,6 +191,8 @@ def test_questions_that_cannot_be_answered(client: TestClient, path: str, status
     assert found.status_code == status
     assert found.json().keys() == {"error"}
     assert client.delete("/secret/api/scenes").status_code == 405
+    found = client.post("/secret/api/arrays/heads", json={})
+    assert (found.status_code, found.json()) == (404, {"error": "there is no arrays/heads"})
 
 
 def test_a_port_that_cannot_be_had() -> None:

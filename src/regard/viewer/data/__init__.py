@@ -12,6 +12,7 @@
 | `finding` | the head to show first, with the reason; the key that a query looks at most |
 | `tour` | the steps of the guided tour |
 | `sentences` | texts of the page, terminal and pictures: lines above views, a glossary, patterns |
+| `numbers` | numbers as JSON has them |
 | `dots` | q · k before scale and softmax, and how its variance grows with d |
 | `summary` | a model and a text, as the terminal, page and picture draw them |
 """

@@ -58,6 +58,26 @@ def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
     )
 
 
+def described_losses(losses: Losses) -> dict[str, Any]:
+    """Return the losses as JSON."""
+    rows = [{"layer": layer, "head": head, "loss": loss} for (layer, head), loss in losses.without.items()]
+    return {"loss": losses.whole, "rows": rows}
+
+
+def described_runs(before: Trace, after: Trace, i: int) -> dict[str, Any]:
+    """Return the odds after position i, and the losses of all positions, as JSON."""
+    return {
+        "i": i,
+        "odds": [vars(odd) for odd in odds(before, after, i)],
+        "losses": {"before": before.losses().tolist(), "after": after.losses().tolist()},
+    }
+
+
+def nbytes_of(trace: Trace) -> int:
+    """Return the memory of a run."""
+    return sum(x.nbytes for x in (trace.logits, *trace.q, *trace.k, *trace.v, *trace.x, *trace.out))
+
+
 def value_norms(head: Head) -> NDArray[np.float32]:
     """Return the norm of each value, ‖v_j‖, (n_k,)."""
     value = head.problem.value[0].astype(np.float64)

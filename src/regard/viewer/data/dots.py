@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.viewer.data.numbers import all_finite
 from regard.viewer.scene.scenes import Head
 
 PAIRS = 2048
@@ -29,14 +30,14 @@ def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
 
 
 def variance(head: Head) -> dict[str, Any]:
-    """Return Var(q · k) over random pairs, from 1, 2, ..., d of their features.
+    """Return Var(q · k) over random pairs as JSON, from 1, 2, ..., d of their features.
 
     The variance of m features is its mean over all orders in which they can be added.
     """
     p, rng = head.problem, np.random.default_rng(0)
     i, j = rng.integers(0, p.n_q, PAIRS), rng.integers(0, p.n_k, PAIRS)
     products = np.asarray(p.query[0][i], np.float64) * np.asarray(p.key[0][j], np.float64)
-    return {"d": p.d, "variance": mean_variances(products).tolist()}
+    return {"d": p.d, "variance": all_finite(mean_variances(products).tolist())}
 
 
 def mean_variances(products: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from regard.core.parts import part_of
 from regard.ops.stepping import steps_of_head
 from regard.reference import specification
+from regard.viewer.data.numbers import all_finite
 from regard.viewer.scene.scenes import Projections, SceneLayer
 
 MOST = 128
@@ -29,6 +30,11 @@ class StepMatrix:
     formula: str
     values: NDArray[np.float64]
     rotary: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """Return the matrix as JSON, its numbers with six digits."""
+        plain = {name: getattr(self, name) for name in ("name", "symbol", "tensor", "formula", "rotary")}
+        return plain | {"values": [all_finite(float(f"{x:.6g}") for x in row) for row in self.values.tolist()]}
 
 
 def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]:

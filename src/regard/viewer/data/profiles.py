@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from regard.core.parts import part_of
 from regard.core.statistics import Received, WeightByDistance, statistic
+from regard.viewer.data.numbers import all_finite
 from regard.viewer.scene.scenes import BAND, BLOCK, Head
 
 Floats = NDArray[np.float64]
@@ -42,6 +43,14 @@ class BinnedProfile:
     values: Floats
     edges: NDArray[np.int64] | None = None
     pairs: NDArray[np.int64] | None = None
+
+    def described(self, label: str) -> dict[str, Any]:
+        """Return the profile as JSON."""
+        bins = {"edges": self.edges, "pairs": self.pairs}
+        return {
+            "start": self.start, "step": self.step, "label": label, "values": all_finite(self.values.tolist()),
+            **{name: x.tolist() for name, x in bins.items() if x is not None},
+        }  # fmt: skip
 
 
 def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, BinnedProfile]:

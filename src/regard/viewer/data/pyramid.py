@@ -141,6 +141,16 @@ class Coarse:
         """The memory of the levels."""
         return sum(level.nbytes for level in (*self.mass, *self.max))
 
+    def described(self) -> dict[str, Any]:
+        """Return the map as JSON: its size, its levels, and the largest values known so far."""
+        levels = self.levels
+        fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
+        maximum = {"mass": [*self.highest, *fine, self.top], "max": [self.top] * (levels.finest + 1)}
+        return {
+            "n_q": levels.n_q, "n_k": levels.n_k, "tile": TILE, "levels": levels.finest + 1,
+            "max_level": levels.finest, "maximum": maximum, "done": round(self.done, 3),
+        }  # fmt: skip
+
     def of(self, kind: Kind) -> tuple[Half, ...]:
         """Return the levels of a kind."""
         return self.mass if kind == "mass" else self.max

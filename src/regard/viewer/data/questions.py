@@ -80,11 +80,11 @@ class Question:
 
 
 def whole(text: str, name: str) -> int:
-    """Return a number from the digits of a path.
+    """Return a number from its digits in a path.
 
-    Raises `Refused` for more than `DIGITS` digits.
+    Raises `Refused` for other texts, and for more than `DIGITS` digits.
     """
-    if len(text) > DIGITS:
+    if re.fullmatch(f"[0-9]{{1,{DIGITS}}}", text) is None:
         raise Refused(404, f"{name} {brief(text)} does not exist")
     return int(text)
 

@@ -1,6 +1,6 @@
 """Scores of heads, and the columns of a table of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from regard.core.parts import part_of
 from regard.insight import HeadStatistics, measure_heads
-from regard.interpret.heads import CLEAR, all_notable, sampled_statistics
+from regard.interpret.heads import CLEAR, all_notable, notable, sampled_statistics
 from regard.runtime.threads import one_blas_thread
+from regard.viewer.data.numbers import finite
 from regard.viewer.scene.scenes import SMALL, Scene, SceneLayer
 
 
@@ -50,6 +51,17 @@ KINDS = (
 )  # fmt: skip
 FEATURED = KINDS[:3]
 
+COLUMNS: tuple[dict[str, Any], ...] = (
+    *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
+    {"name": "entropy", "label": "entropy", "help": "of a query's weights, in nats", "low": 0.0, "high": None},
+    {
+        "name": "normalized entropy", "label": "normalized entropy",
+        "help": "entropy over the logarithm of how many keys the query sees: 0 one key, 1 all alike",
+        "low": 0.0, "high": 1.0,
+    },
+)  # fmt: skip
+"""The columns of the page's table of heads."""
+
 
 class NamedKind(NamedTuple):
     """A notable kind of one head, and its score.
@@ -71,6 +83,25 @@ def kinds_of(head: HeadStatistics) -> tuple[NamedKind, ...]:
     """Return every notable kind of a head, the main one first."""
     by_name = {kind.name: kind for kind in KINDS}
     return tuple(NamedKind(by_name[x], head.called(x), head.scores[x]) for x in all_notable(head.scores))
+
+
+def table(heads: Iterable[HeadStatistics]) -> dict[str, Any]:
+    """Return scores of heads as JSON: the columns of a table, and its rows."""
+    rows = [_row(head) for head in heads]
+    highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
+    columns = [{**column, "high": column["high"] or highest or 1.0} for column in COLUMNS]
+    return {"columns": columns, "rows": rows}
+
+
+def _row(head: HeadStatistics) -> dict[str, Any]:
+    scores = head.scores | {"entropy": head.entropy, "normalized entropy": head.normalized_entropy}
+    kinds = [
+        {"kind": x.kind.name, "name": x.called, "score": x.score, "tentative": x.tentative} for x in kinds_of(head)
+    ]
+    return {
+        "layer": head.layer, "head": head.head, "kv_head": head.kv_head, "kind": notable(head.scores), "kinds": kinds,
+        "scores": {name: finite(score) for name, score in scores.items()},
+    }  # fmt: skip
 
 
 def layer_scores(

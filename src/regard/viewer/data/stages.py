@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from regard.core.parts import part_of
 from regard.reference import specification
+from regard.viewer.data.numbers import all_finite, finite
 from regard.viewer.scene.scenes import SceneLayer, rules_of
 
 MOST = 256
@@ -25,6 +26,14 @@ class WeightStage:
     value: float | None = None
     values: NDArray[np.float64] | None = None
     labels: tuple[str, ...] = ()
+
+    def described(self) -> dict[str, Any]:
+        """Return the stage as JSON, with a value or with values and their labels."""
+        plain = {"name": self.name, "formula": self.formula, "text": self.text}
+        if self.values is None:
+            return plain | {"value": None if self.value is None else finite(self.value)}
+        labels = [str(n) for n in range(len(self.values))]
+        return plain | {"values": all_finite(self.values.tolist()), "labels": labels}
 
 
 def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[WeightStage, ...]:

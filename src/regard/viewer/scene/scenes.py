@@ -94,6 +94,13 @@ class SceneLayer:
         return bare and (p.mask is None or all(self._triangle))
 
     @property
+    def nbytes(self) -> int:
+        """The memory of its arrays, without weights of the model."""
+        p, made = self.problem, self.projections
+        own = () if made is None else (made.x, made.source, made.out)
+        return sum(x.nbytes for x in (p.query, p.key, p.value, self.lse, *own) if x is not None)
+
+    @property
     def has_values(self) -> bool:
         """True if the values are known."""
         return not self.no_values
@@ -143,6 +150,11 @@ class Scene:
     def batch(self) -> int:
         """The number of batch elements."""
         return self.layers[0].problem.batch
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its layers."""
+        return sum(layer.nbytes for layer in self.layers)
 
     @cached_property
     def about(self) -> str:

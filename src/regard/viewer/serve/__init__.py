@@ -2,11 +2,16 @@
 
 | Module | Contents |
 |---|---|
-| `answers` | the page's requests, and their answers |
-| `store` | cached results, and long work in the background |
+| `answers` | the table of routes, and the answer to a request along one of them |
+| `routes` | the form of a path, and the scene, head and numbers that it names |
+| `views` | the answer of each route |
+| `registry` | scenes by id, and runs of typed texts |
+| `results`, `store` | cached results about heads; a bounded cache, and long work in the background |
+| `codecs` | requests and answers as text and bytes |
 | `server` | HTTP, on this machine alone |
 | `notebook` | a widget of Jupyter |
-| `export`, `saving` | one HTML file; pictures and arrays |
+| `contents`, `export`, `saving` | what a saved page holds; one HTML file; pictures and arrays |
+| `kernels` | heads whose weights a page computes |
 | `links` | addresses of views, from the command line's options |
 | `built` | the built page that the package contains |
 """

@@ -7,11 +7,10 @@ which load nothing else.
 from base64 import b64encode
 from typing import Any
 
-import numpy as np
-
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.codecs import kind, raw, split_query
 from regard.viewer.serve.saving import Still
 from regard.viewer.show import drawing
 from regard.viewer.show.picture import picture
@@ -73,13 +72,9 @@ def answered(answers: Answers, message: Any) -> tuple[dict[str, Any], list[bytes
     """
     if not isinstance(message, dict) or not isinstance(path := message.get("path"), str):
         return {"id": None, "status": 400, "json": {"error": "a question needs a path"}}, []
-    path, _, query = path.removeprefix("api/").partition("?")
-    if message.get("method") == "POST":
-        found = answers.post(path, message.get("body"))
-    else:
-        found = answers.get(path, dict(part.partition("=")[::2] for part in query.split("&") if part))
-    head = {"id": message.get("id"), "status": found.status}
-    if isinstance(found.content, dict):
-        return head | {"json": found.content}, []
-    raw = np.ascontiguousarray(found.content)
-    return head | {"type": f"f{8 * raw.itemsize}", "exact": found.exact}, [raw.tobytes()]
+    method = "POST" if message.get("method") == "POST" else "GET"
+    answer = answers.ask(method, *split_query(path.removeprefix("api/")), message.get("body"))
+    head = {"id": message.get("id"), "status": answer.status}
+    if isinstance(answer.content, dict):
+        return head | {"json": answer.content}, []
+    return head | {"type": kind(answer.content), "exact": answer.exact}, [raw(answer.content)]

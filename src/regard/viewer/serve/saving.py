@@ -12,7 +12,6 @@ from regard.runtime.forks import cached_property
 from regard.viewer.data.summary import Choice, LookData, look_data
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.export import page
 from regard.viewer.show import drawing
 from regard.viewer.show.picture import picture
 
@@ -82,7 +81,7 @@ class Still:
         if path.suffix == ".html":
             answers = Answers([self.scene], patience=None)
             model = ExampleModel.load() if with_model else None
-            path.write_bytes(page(answers, next(iter(answers.scenes)), model=model).encode())
+            path.write_bytes(answers.page(next(iter(answers.scenes)), model=model).encode())
         elif path.suffix == ".npz":
             path.write_bytes(archive(self.scene))
         else:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.viewer.data.questions import DIGITS, Answer
-from regard.viewer.serve import built
-from regard.viewer.serve.answers import Answers
+from regard.viewer.serve import built, routes
+from regard.viewer.serve.answers import ROUTES, Answers, missing
+from regard.viewer.serve.codecs import kind, raw
 
 HOME = "127.0.0.1"
 LARGEST_BODY = 2**20
@@ -89,22 +89,30 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
             return PlainTextResponse("there is nothing here", status_code=404)
         return Response(built.page()[name], media_type=built.FILES[name])
 
-    async def api(request: Request) -> Response:
-        path = request.path_params["path"]
-        if request.method == "POST":
+    api = [_route(answers, route) for route in ROUTES]
+    api.append(Route("/{path:path}", _missing, methods=["GET", "POST"]))
+    pages = [Route(f"/{token}/", file), Mount(f"/{token}/api", routes=api), Route(f"/{token}/{{name}}", file)]
+    return Guard(Starlette(routes=pages), token, port)
+
+
+def _route(answers: Answers, route: routes.Route) -> Route:
+    """Return Starlette's route of one of the page's."""
+
+    async def endpoint(request: Request) -> Response:
+        body = None
+        if route.method == "POST":
             try:
                 body = parsed(await _body(request))
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, status_code=400)
-            return _response(await run_in_threadpool(answers.post, path, body))
-        return _response(await run_in_threadpool(answers.get, path, dict(request.query_params)))
+        query = dict(request.query_params)
+        return _response(await run_in_threadpool(answers.along, route, request.path_params, query, body))
 
-    routes = [
-        Route(f"/{token}/", file),
-        Route(f"/{token}/api/{{path:path}}", api, methods=["GET", "POST"]),
-        Route(f"/{token}/{{name}}", file),
-    ]
-    return Guard(Starlette(routes=routes), token, port)
+    return Route(f"/{route.path}", endpoint, methods=[route.method])
+
+
+async def _missing(request: Request) -> Response:
+    return _response(missing(request.path_params["path"]))
 
 
 def parsed(body: bytes) -> Any:
@@ -142,10 +150,8 @@ async def _body(request: Request) -> bytes:
 def _response(answer: Answer) -> Response:
     if isinstance(answer.content, dict):
         return JSONResponse(answer.content, status_code=answer.status)
-    raw = np.ascontiguousarray(answer.content)
-    raw = raw.astype(raw.dtype.newbyteorder("<"), copy=False)
-    headers = {"X-Regard-Exact": "1" if answer.exact else "0", "X-Regard-Type": f"f{8 * raw.itemsize}"}
-    return Response(raw.tobytes(), media_type="application/octet-stream", headers=headers)
+    headers = {"X-Regard-Exact": "1" if answer.exact else "0", "X-Regard-Type": kind(answer.content)}
+    return Response(raw(answer.content), media_type="application/octet-stream", headers=headers)
 
 
 class Viewer:

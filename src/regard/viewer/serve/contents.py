@@ -1,0 +1,144 @@
+"""The contents of a saved page: which answers it holds, and which heads it computes.
+
+Answers of a server are held, except rows, columns and tiles: the page computes these from queries, keys and lse, by a
+module of WebAssembly for the rules of the layer. Layers with arrays of all pairs have the tiles of the exact level
+instead.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.runtime.forks import cached_property
+from regard.viewer.data import pyramid
+from regard.viewer.data.questions import MOST_TOKENS
+from regard.viewer.scene.scenes import Head, Scene, SceneLayer
+from regard.viewer.serve.codecs import base64
+from regard.viewer.serve.kernels import module_of, stored
+
+LARGEST = 64 * 2**20
+"""Bytes of numbers, before they become text, that a file may hold."""
+
+KINDS = ("mass", "max")
+
+ON_PAGE = 2048
+"""Queries and keys of a tile that a page computes from queries and keys: some 0.2 s of work."""
+
+FEW = 2**20
+"""Pairs of a head up to which a page that holds a model makes its thumbnails."""
+
+THUMB = 64
+"""Pixels on a side of a thumbnail. Of no more pairs than it has pixels, the page makes it from the weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class SavedLayer:
+    """A layer in a file, with the module that computes its weights, or None."""
+
+    layer: SceneLayer
+    module: bytes | None
+
+    @property
+    def computed(self) -> bool:
+        """True if the page computes weights of this layer from queries and keys."""
+        return self.layer.plain or self.module is not None
+
+    @property
+    def all_levels(self) -> pyramid.Levels:
+        """All levels of its maps."""
+        return pyramid.Levels(self.layer.problem.n_q, self.layer.problem.n_k)
+
+    @property
+    def levels(self) -> tuple[range, tuple[str, ...]]:
+        """The levels whose tiles are embedded, and their kinds; the page computes others."""
+        levels = self.all_levels
+        if not self.computed:
+            return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
+        return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
+
+    @property
+    def tiles(self) -> list[str]:
+        """Paths of the tiles that are embedded."""
+        levels, (embedded, kinds) = self.all_levels, self.levels
+        found = []
+        for level in embedded:
+            height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
+            found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
+        return found
+
+    def size(self, itemsize: int) -> int:
+        """Bytes of its numbers in the file, about."""
+        p = self.layer.problem
+        levels, (embedded, kinds) = self.all_levels, self.levels
+        cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
+        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * self.layer.has_values)
+        return self.layer.heads * (2 * cells + (arrays if self.computed else 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What the file of a scene holds.
+
+    name: the id of the scene. layers: with their modules. dtype: of queries, keys and values. editable: the file holds
+    the model that made the scene.
+    """
+
+    name: str
+    scene: Scene
+    layers: tuple[SavedLayer, ...]
+    dtype: Any
+    editable: bool
+
+    @classmethod
+    def of(cls, name: str, scene: Scene, limit: int = LARGEST, editable: bool = False) -> "Contents":
+        """Return what a file of at most `limit` bytes of numbers holds.
+
+        Raises ValueError, before any work, if that is not enough.
+        """
+        layers = tuple(SavedLayer(layer, module_of(layer)) for layer in scene.layers)
+        half = sum(x.size(4) for x in layers) > limit
+        size = sum(x.size(2 if half else 4) for x in layers)
+        if size > limit:
+            p = scene.layers[0].problem
+            heads = sum(layer.heads for layer in scene.layers)
+            raise ValueError(
+                f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries "
+                f"and {p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
+            )
+        return cls(name, scene, layers, np.float16 if half else np.float32, editable)
+
+    @cached_property
+    def modules(self) -> tuple[bytes, ...]:
+        """The modules of its layers, each once."""
+        return tuple(dict.fromkeys(x.module for x in self.layers if x.module is not None))
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the answers that the file holds, in the order in which they are to be computed."""
+        name = self.name
+        paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
+        for axis, tokens in (("query", self.scene.query_tokens), ("key", self.scene.key_tokens)):
+            for start in range(0, max(len(tokens), 1), MOST_TOKENS):
+                paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
+        for number, saved in enumerate(self.layers):
+            tiles, p = saved.tiles, saved.layer.problem
+            for head in range(saved.layer.heads):
+                paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
+                paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
+            # Last, when the coarse levels are known, so that no thumbnail is an estimate.
+            if p.n_q * p.n_k > (FEW if self.editable else THUMB**2):
+                paths += [f"{name}/thumbs/{number}?size={THUMB}&kind={kind}" for kind in KINDS]
+        return paths
+
+    @property
+    def computed(self) -> list[tuple[int, int]]:
+        """The heads, by layer and number, whose weights the page computes."""
+        return [(n, head) for n, x in enumerate(self.layers) if x.computed for head in range(x.layer.heads)]
+
+    def arrays(self, number: int, head: Head) -> dict[str, Any]:
+        """Return the arrays of a head of a layer as JSON, with the number of its module."""
+        saved = self.layers[number]
+        kernel = {} if saved.module is None else {"module": self.modules.index(saved.module)}
+        values = {"v": base64(head.problem.value[0].astype(self.dtype)), "d_v": head.problem.d_v}
+        return stored(saved.layer, head, self.dtype) | kernel | (values if saved.layer.has_values else {})

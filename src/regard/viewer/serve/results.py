@@ -1,0 +1,126 @@
+"""Cached results about heads of scenes, computed in the background where they take long."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from regard.interpret.heads import HeadStatistics
+from regard.runtime.forks import renewed
+from regard.viewer.data import pyramid
+from regard.viewer.data.questions import Question
+from regard.viewer.data.scores import layer_scores
+from regard.viewer.scene.scenes import Array, Head
+from regard.viewer.serve.registry import Registry
+from regard.viewer.serve.store import Grower, Store, Worker
+
+T = TypeVar("T")
+
+LIMIT = 512 * 2**20
+"""Bytes of maps, tiles and profiles that are cached."""
+
+AT_ONCE = 2**29
+"""Maximum query-key pairs of an lse pass that a request waits for.
+
+Half a second of work. Larger passes run in the background.
+"""
+
+
+class Results:
+    """Cached results about the scenes of a registry. Thread-safe.
+
+    patience: seconds that a request waits for long work before `Unfinished` is raised; None waits for the end. limit:
+    bytes of results.
+    """
+
+    def __init__(self, registry: Registry, patience: float | None, limit: int):
+        self.registry, self.store = registry, Store(limit)
+        self._heads: dict[tuple[str, int, int, int], Head] = {}
+        self._lock = renewed(self, "_lock", threading.Lock)
+        self.workers = {name: Worker(patience) for name in ("maps", "scores")}
+        self._grower = Grower(patience)
+
+    def close(self) -> None:
+        """End the work in the background."""
+        closing: list[Worker | Grower | Registry] = [*self.workers.values(), self._grower, self.registry]
+        for worker in closing:
+            worker.close()
+
+    def rest(self) -> None:
+        """Drop cached results and stop growing levels, while no one looks."""
+        self._grower.close()
+        self.store.clear()
+
+    def forget(self, name: str) -> None:
+        """Drop everything that is cached for a scene."""
+        self.store.forget(name)
+        with self._lock:
+            self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
+
+    def head(self, at: Question) -> Head:
+        """Return the cached head of a scene."""
+        with self._lock:
+            if at.key not in self._heads:
+                self._heads[at.key] = at.of.head(at.head, at.b)
+            return self._heads[at.key]
+
+    def ready(self, at: Question, rows: range) -> Head:
+        """Return a head; a long pass for the lse of these queries runs in the background.
+
+        Raises `Unfinished` while it runs.
+        """
+        head = self.head(at)
+        if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
+            key = (*at.key, "lse", rows.start, rows.stop)
+            self.workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
+        return head
+
+    def cached(
+        self,
+        worker: str,
+        key: tuple[Any, ...],
+        compute: Callable[[Callable[[float], object]], T],
+        size: Callable[[T], int],
+    ) -> T:
+        """Return the cached result, or compute `compute(progress)` in the background."""
+        result: T | None = self.store.get(key)
+        if result is None:
+            result = self.workers[worker].result(key, compute)
+            self.store.put(key, result, size(result))
+        return result
+
+    def coarse(self, at: Question, wait: bool = True) -> pyramid.Coarse:
+        """Return the cached levels of a head so far; each request lets them grow."""
+        head, key = self.head(at), (*at.key, "coarse")
+        with self._lock:
+            coarse: pyramid.Coarse | None = self.store.get(key)
+            if coarse is None:
+                coarse = pyramid.Coarse(head)
+                self.store.put(key, coarse, coarse.nbytes + 4096)
+        self._grower.ask(coarse, wait)
+        return coarse
+
+    def scores(self, at: Question, layer: int) -> tuple[HeadStatistics, ...]:
+        """Return the scores of a layer's heads."""
+        compute = partial(layer_scores, at.scene, layer, at.b)
+        return self.cached("scores", (at.name, layer, at.b, "scores"), compute, lambda x: 1024 * len(x))
+
+    def thumbnails(self, at: Question, size: int) -> tuple[Array, bool]:
+        """Return the maps of a layer's heads (heads, size, size), and True if none is an estimate."""
+        coarse = [(*replace(at, head=head).key, "coarse") for head in range(at.of.heads)]
+        whole = sum(x is not None and x.whole for x in map(self.store.get, coarse))
+        key = (at.name, at.layer, at.b, "thumbs", size, at.kind, whole)
+        return self.cached("maps", key, partial(self._thumbnails, at, size), lambda x: x[0].nbytes)
+
+    def _thumbnails(self, at: Question, size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
+        maps, exact = [], True
+        for number in range(at.of.heads):
+            progress(number / at.of.heads)
+            of = replace(at, head=number)
+            one, whole = pyramid.thumbnail(self.head(of), size, at.kind, self.store.get((*of.key, "coarse")))
+            maps.append(one)
+            exact = exact and whole
+        return np.stack(maps), exact

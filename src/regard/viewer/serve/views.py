@@ -1,0 +1,286 @@
+"""The answers of the page's routes, each from the results about a scene."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.engines import choose
+from regard.examplemodel import Trace
+from regard.interpret.examplemodel.model import Replacement
+from regard.interpret.heads import HeadStatistics
+from regard.version import __version__
+from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, scores, sentences, stages
+from regard.viewer.data.questions import MOST_TOKENS, Answer, Question, Refused, integer, span, within
+from regard.viewer.data.tour import candidates, tour
+from regard.viewer.scene.labels import brief, encodable
+from regard.viewer.serve import kernels
+from regard.viewer.serve.registry import Run
+from regard.viewer.serve.results import Results
+from regard.viewer.serve.store import Unfinished
+
+MOST_SENT = 2 * 2**20
+"""Bytes of queries and keys of a head that a page may ask for."""
+
+MOST_VALUES = 2**20
+LARGEST_THUMB = 256
+LOOKED_AT = 3
+"""Keys listed for one token in each head."""
+
+
+def all_scenes(results: Results) -> Answer:
+    """Answer the current scenes, and which program serves them."""
+    registry = results.registry
+    scenes = registry.scenes
+    listed = [registry.described(name, scene) for name, scene in scenes.items()]
+    # Asks only for an engine that serves a scene: the states of all engines would load their dependencies.
+    engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
+    return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
+
+
+def run(results: Results, at: Question, body: Any) -> Answer:
+    """Run the example model with the settings of a body, and answer the scene."""
+    name, scene, dropped = results.registry.run(Run.of(at.scene, body))
+    for gone in dropped:
+        results.forget(gone)
+    return Answer(200, {"scene": results.registry.described(name, scene)})
+
+
+def tokens(results: Results, at: Question) -> Answer:
+    """Answer a part of the tokens along an axis."""
+    axis = at.query.get("axis", "key")
+    if axis not in ("query", "key"):
+        raise Refused(422, f"axis must be query or key, got {brief(axis)}")
+    of = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
+    start = integer(at.query, "start", 0, 0, len(of))
+    stop = min(integer(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(of))
+    return Answer(200, {"start": start, "total": len(of), "tokens": [encodable(x) for x in of[start:stop]]})
+
+
+def words(results: Results) -> Answer:
+    """Answer the texts of the page."""
+    return Answer(200, sentences.words())
+
+
+def heads(results: Results, at: Question) -> Answer:
+    """Answer a table of scores of all heads."""
+    measured: list[HeadStatistics] = []
+    count = len(at.scene.layers)
+    for layer in range(count):
+        try:
+            measured += results.scores(at, layer)
+        except Unfinished as work:
+            raise Unfinished((layer + work.done) / count) from None
+    return Answer(200, scores.table(measured))
+
+
+def _every_head(results: Results, at: Question) -> tuple[list[tuple[HeadStatistics, ...]], int]:
+    """Return estimated scores of all heads, and the number of queries sampled."""
+    rows = finding.sample_rows(at.scene)
+    layers = range(len(at.scene.layers))
+    estimated = results.cached(
+        "scores", (at.name, at.b, "estimated"),
+        lambda progress: [scores.estimated_scores(at.scene, layer, rows, at.b) for layer in layers],
+        lambda x: 1024 * sum(map(len, x)),
+    )  # fmt: skip
+    return estimated, rows
+
+
+def first_finding(results: Results, at: Question) -> Answer:
+    """Answer the head to show first, and why."""
+    layers, rows = _every_head(results, at)
+    picked = finding.pick(candidates([head for layer in layers for head in layer]))
+    of = at.scene.layers[picked.layer]
+    name = f"L{of.number} H{of.numbers[picked.head]}"
+    why = finding.why(picked, name, cross=of.cross, tokens=bool(at.scene.key_tokens))
+    how = "" if rows >= of.problem.n_q else sentences.estimated(rows, of.problem.n_q)
+    return Answer(200, {"layer": picked.layer, "head": picked.head, "why": why, "how": how})
+
+
+def steps_of_tour(results: Results, at: Question) -> Answer:
+    """Answer the steps of the guided tour."""
+    steps = tour(at.scene, at.name, _every_head(results, at)[0], at.b)
+    return Answer(200, {
+        "steps": [
+            {"title": x.title, "text": x.text, "state": dict(x.state), "settings": x.settings and dict(x.settings)}
+            for x in steps
+        ]
+    })  # fmt: skip
+
+
+def token(results: Results, at: Question, i: int) -> Answer:
+    """Answer the keys with the largest weights of one query, in every head."""
+    rows: list[dict[str, Any]] = []
+    for layer, of in enumerate(at.scene.layers):
+        within(i, of.problem.n_q, "query")
+        for head in range(of.heads):
+            row = np.nan_to_num(results.head(replace(at, layer=layer, head=head)).weights_of(np.array([i]))[0])
+            few = [j for j in np.argsort(-row, kind="stable")[:LOOKED_AT].tolist() if row[j] > 0]
+            rows.append({"layer": layer, "head": head, "keys": few, "weights": [float(row[j]) for j in few]})
+    return Answer(200, {"rows": rows})
+
+
+def thumbs(results: Results, at: Question) -> Answer:
+    """Answer the maps of a layer's heads in a few pixels."""
+    maps, exact = results.thumbnails(at, integer(at.query, "size", 64, 1, LARGEST_THUMB))
+    return Answer(200, maps, exact)
+
+
+def whole_map(results: Results, at: Question) -> Answer:
+    """Answer the levels of a head's map."""
+    coarse = results.coarse(at)
+    return Answer(200, coarse.described(), exact=coarse.whole)
+
+
+def tile(results: Results, at: Question, level: int, x: int, y: int) -> Answer:
+    """Answer a tile of a head's map, infinite where it is still computed."""
+    key = (*at.key, "tile", level, x, y, at.kind)
+    if (known := results.store.get(key)) is not None:
+        return Answer(200, known)
+    p = at.of.problem
+    levels = pyramid.Levels(p.n_q, p.n_k)
+    try:
+        rows, cols = levels.pixels(level, x, y)
+    except IndexError as error:
+        raise Refused(404, str(error)) from None
+    queries = levels.covered(level, rows, p.n_q)
+    coarse = None
+    if level <= levels.kept:
+        coarse = results.coarse(at, wait=False)
+        coarse.prefer(queries)
+    head = results.head(at) if coarse else results.ready(at, queries)
+    pixels = pyramid.tile(head, coarse, level, rows, cols, at.kind)
+    exact = coarse is None or not np.isposinf(pixels).any()
+    if exact:
+        results.store.put(key, pixels, pixels.nbytes)
+    return Answer(200, pixels, exact)
+
+
+def _block(at: Question) -> tuple[range, range]:
+    """Return the queries and keys of a request for their values."""
+    p = at.of.problem
+    rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
+    if len(rows) * len(cols) > MOST_VALUES:
+        raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
+    return rows, cols
+
+
+def values(results: Results, at: Question) -> Answer:
+    """Answer weights of some queries on some keys."""
+    rows, cols = _block(at)
+    return Answer(200, results.ready(at, rows).seen(rows, cols))
+
+
+def row(results: Results, at: Question, i: int) -> Answer:
+    """Answer the weights of a query."""
+    rows = range(i, within(i, at.of.problem.n_q, "query") + 1)
+    return Answer(200, results.ready(at, rows).seen(rows, range(at.of.problem.n_k))[0])
+
+
+def column(results: Results, at: Question, j: int) -> Answer:
+    """Answer the weights on a key."""
+    rows, cols = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
+    return Answer(200, results.ready(at, rows).seen(rows, cols)[:, 0])
+
+
+def products(results: Results, at: Question) -> Answer:
+    """Answer q · k of some queries and keys."""
+    rows, cols = _block(at)
+    return Answer(200, dots.dots(results.head(at), rows, cols))
+
+
+def variance(results: Results, at: Question) -> Answer:
+    """Answer how the variance of q · k grows with the number of features."""
+    return Answer(200, dots.variance(results.head(at)))
+
+
+def stored(results: Results, at: Question) -> Answer:
+    """Answer the arrays of a head and the module of its rules, from which a page computes the head's weights.
+
+    Null where a page cannot, or where that is much to send.
+    """
+    p = at.of.problem
+    if 4 * (p.d * (p.n_q + p.n_k) + p.n_q) > MOST_SENT:
+        return Answer(200, {"head": None, "code": None})
+    head = results.ready(at, range(p.n_q))
+    key = (*at.key, "stored")
+    return Answer(200, results.workers["maps"].result(key, lambda progress: kernels.sent(at.of, head)))
+
+
+def all_profiles(results: Results, at: Question) -> Answer:
+    """Answer the profiles of a head along its sequence."""
+    head = results.head(at)
+    computed = results.cached(
+        "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
+        lambda x: sum(profile.values.nbytes for profile in x.values()),
+    )  # fmt: skip
+    return Answer(200, {name: profile.described(profiles.LABELS[name]) for name, profile in computed.items()})
+
+
+def step(results: Results, at: Question, i: int, j: int) -> Answer:
+    """Answer the stages from a query and a key to the output."""
+    p = at.of.problem
+    within(i, p.n_q, "query")
+    within(j, p.n_k, "key")
+    return Answer(200, {"stages": [stage.described() for stage in stages.stages(at.of, at.head, i, j, at.b)]})
+
+
+def all_matrices(results: Results, at: Question) -> Answer:
+    """Answer every matrix of a small head."""
+    try:
+        steps = matrices.matrices(at.of, at.head, at.b)
+    except ValueError as error:
+        raise Refused(422, str(error)) from None
+    return Answer(200, {"matrices": [matrix.described() for matrix in steps]})
+
+
+def row_scores(results: Results, at: Question, i: int) -> Answer:
+    """Answer the scores of a query before and after masking, and its weights."""
+    return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
+
+
+def ablations(results: Results, at: Question) -> Answer:
+    """Answer the loss of a text without each head."""
+    how = _replacement(at)
+    losses = results.cached(
+        "scores", (at.name, "ablations", how),
+        lambda progress: ablation.every_head(results.registry.model, at.scene, how, progress),
+        lambda x: 64 * len(x.without),
+    )  # fmt: skip
+    return Answer(200, ablation.described_losses(losses))
+
+
+def one_ablation(results: Results, at: Question) -> Answer:
+    """Answer the odds of next tokens with and without a head."""
+    how = _replacement(at)
+    before, after = _without(results, at, {}), _without(results, at, {(at.layer, at.head): how})
+    i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
+    return Answer(200, ablation.described_runs(before, after, i))
+
+
+def _replacement(at: Question) -> Replacement:
+    """Return what replaces an ablated head: "zero" or "mean".
+
+    Raises `Refused` for scenes of other models than the example model.
+    """
+    if at.scene.settings is None or at.scene.ids is None:
+        raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
+    how = at.query.get("how", "zero")
+    if how not in ("zero", "mean"):
+        raise Refused(422, f"how must be zero or mean, got {brief(how)}")
+    return how  # type: ignore[return-value]
+
+
+def _without(results: Results, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
+    """Return the model's run on a scene's text without some heads."""
+    return results.cached(
+        "scores", (at.name, "without", *heads.items()),
+        lambda progress: ablation.run(results.registry.model, at.scene, heads), ablation.nbytes_of,
+    )  # fmt: skip
+
+
+def norms(results: Results, at: Question) -> Answer:
+    """Answer the norms of a head's values, none if they are not known."""
+    known = at.of.has_values
+    return Answer(200, ablation.value_norms(results.head(at)) if known else np.zeros(0, np.float32))
