@@ -19,7 +19,9 @@ from starlette.testclient import TestClient
 import regard
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import built
-from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.answers import ROUTES, Answers
+from regard.viewer.serve.codecs import raw
+from regard.viewer.serve.routes import Route
 from regard.viewer.serve.server import HEADERS, LARGEST_BODY, Viewer, application, bound
 
 RNG = np.random.default_rng(1)
@@ -99,6 +101,20 @@ def test_json_arrives_as_it_is(client: TestClient, answers: Answers, path: str) 
     assert found.json() == answers.get(bare, dict(part.split("=") for part in query.split("&") if part)).content
     assert "NaN" not in found.text
     assert "Infinity" not in found.text
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_every_route_is_the_same_with_and_without_starlette(client: TestClient, answers: Answers, route: Route) -> None:
+    path = re.sub(r"\{\w+\}", "0", route.path.replace("{scene}", "example"))
+    if route.method == "POST":
+        found, expected = client.post(f"/secret/api/{path}", json={"text": "abc"}), answers.post(path, {"text": "abc"})
+    else:
+        found, expected = client.get(f"/secret/api/{path}"), answers.get(path)
+    assert found.status_code == expected.status == 200
+    if isinstance(expected.content, dict):
+        assert found.json() == expected.content
+    else:
+        assert found.content == raw(expected.content)
 
 
 @pytest.mark.parametrize(
