@@ -1,4 +1,7 @@
+import katex from "katex";
 import { defineConfig, type Plugin } from "vite";
+
+import { FORMULAS, numbered } from "./src/numbers/formulas.ts";
 
 /** Formulas need KaTeX's main fonts alone, and browsers that run this page read woff2. */
 function fewerFonts(code: string): string {
@@ -17,6 +20,20 @@ function ownStyles(): Plugin {
       if (!/node_modules.*\.css$/.test(id)) return undefined;
       const fewer = fewerFonts(code);
       return `${(fewer.match(fonts) ?? []).join("")}:where(.regard){${fewer.replace(fonts, "")}}`;
+    },
+  };
+}
+
+/** The module `virtual:formulas`: the page holds drawings in place of KaTeX. */
+function drawnFormulas(): Plugin {
+  const name = "virtual:formulas";
+  return {
+    name: "drawn-formulas",
+    resolveId: (id) => (id === name ? `\0${name}` : undefined),
+    load(id) {
+      if (id !== `\0${name}`) return undefined;
+      const html = (formula: string): string => katex.renderToString(numbered(formula), { displayMode: true });
+      return `export default ${JSON.stringify(Object.fromEntries(FORMULAS.map((x) => [x, html(x)])))};`;
     },
   };
 }
@@ -58,7 +75,7 @@ function moreLicences(): Plugin {
 
 // One module, one style sheet, nothing loaded later: the same files serve a server, a notebook and a saved file.
 export default defineConfig({
-  plugins: [ownStyles(), moreLicences()],
+  plugins: [drawnFormulas(), ownStyles(), moreLicences()],
   define: { "process.env.NODE_ENV": '"production"' },
   build: {
     target: "es2022",

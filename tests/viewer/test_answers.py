@@ -1,11 +1,13 @@
 """What the page is told is what `regard.weights` and the statistics say; what cannot be told is one sentence."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,6 +337,11 @@ def test_long_profiles_are_means() -> None:
     assert found.values[-1] == pytest.approx(x[4998:].mean())
 
 
+FORMULAS = Path(__file__).parents[2] / "page" / "src" / "numbers" / "formulas.ts"
+DRAWN = re.findall(r"String\.raw`(.*?)`", FORMULAS.read_text("utf-8"))
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_stages_lead_to_the_weight_and_the_output(name: str) -> None:
     options = CASES[name]
@@ -348,7 +355,7 @@ def test_stages_lead_to_the_weight_and_the_output(name: str) -> None:
         assert stages["products"]["values"] == pytest.approx((Q[3, i] * K[1, j]).tolist())
         assert stages["weighted sum"]["values"] == pytest.approx(out[3, i].tolist(), abs=1e-6)
         assert stages["times value"]["values"] == pytest.approx((P[3, i, j] * V[1, j]).tolist(), abs=1e-7)
-        assert all(stage["formula"] and stage["text"] for stage in stages.values())
+        assert all(stage["text"] and NUMBER.sub("N", stage["formula"]) in DRAWN for stage in stages.values())
         hidden = P[3, i, j] == 0
         assert (stages.get("mask", {"value": 0})["value"] is None) == hidden
         assert ("is hidden" in stages.get("mask", {"text": ""})["text"]) == hidden

@@ -1,8 +1,9 @@
 import "katex/dist/katex.min.css";
 
-import katex from "katex";
+import drawings from "virtual:formulas";
 
 import type { Stage } from "../data";
+import { drawn } from "../numbers/formulas";
 import { h } from "../dom";
 import { figure } from "../numbers/format";
 import { tokenChooser } from "../parts/chooser";
@@ -36,7 +37,9 @@ export const stepsView: MakeView = (context) => {
 
   function stageElement(stage: Stage, number: number): HTMLElement {
     const formula = h("div", { class: "formula" });
-    katex.render(stage.formula, formula, { displayMode: true, throwOnError: false });
+    const html = drawn(stage.formula, drawings);
+    if (html === undefined) formula.textContent = stage.formula;
+    else formula.innerHTML = html;
     const item = h(
       "li",
       { class: "stage-card" },
