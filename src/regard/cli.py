@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "given",
         metavar="TEXT",
         nargs="?",
-        help="the text, as --text; for the model that ships with regard a sentence with a repeated name unless given",
+        help="the text, as --text (default: for the model that ships with regard, a sentence with a repeated name)",
     )
     _seen(look)
     look.add_argument(
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "--window", type=int, metavar="W", help="of arrays: let it see only itself and the W keys before it"
     )
     look.add_argument(
-        "--port", type=int, default=0, metavar="PORT", help="serve the page here; any that is free unless given"
+        "--port", type=int, default=0, metavar="PORT", help="serve the page here (default: any that is free)"
     )
     look.add_argument("--no-open", action="store_true", help="print the address of the page, and open no browser")
     look.add_argument("--terminal", action="store_true", help="print to the terminal instead")
@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         "--layer",
         type=int,
         metavar="L",
-        help="the layer to look at; for --terminal and --save that of the strongest induction head unless given",
+        help="the layer to look at (default for --terminal and --save: that of the strongest induction head)",
     )
     look.add_argument("--head", type=int, metavar="H", help="the head to look at, likewise")
     look.add_argument(
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument(
         "--token",
         metavar="T",
-        help="the token to follow, the query: its index (from the end if negative) or its text; the last unless given",
+        help="the token to follow, the query: its index (from the end if negative) or its text (default: the last)",
     )
     look.add_argument("--key", metavar="T", help="the key on the page that the token looks at, likewise")
     look.add_argument(
@@ -209,10 +209,10 @@ def _parser() -> argparse.ArgumentParser:
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
     _operands(step)
     step.add_argument(
-        "--seed", type=int, metavar="SEED", help="seed of the normal numbers in query, key and value; 0 unless given"
+        "--seed", type=int, metavar="SEED", help="seed of the normal numbers in query, key and value (default: 0)"
     )
     step.add_argument(
-        "--scale", type=float, metavar="X", help="scale of the scores; 1/√d unless given, 1 for the plain dot product"
+        "--scale", type=float, metavar="X", help="scale of the scores, 1 for the plain dot product (default: 1/√d)"
     )
     step.add_argument(
         "--json", action="store_true", help="print JSON, all values included (those not finite as strings)"
@@ -220,12 +220,12 @@ def _parser() -> argparse.ArgumentParser:
 
     cost = command("plan", _plan, "tell which engine a call would take and why, its FLOPs, bytes, memory and tiles")
     _operands(cost)
-    cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
+    cost.add_argument("--batch", type=int, metavar="B", help="batch size (default: 1)")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
 
     heads = command("insight", _insight, "tell what kinds of heads a model has", needs=("rich", "safetensors"))
     _seen(heads)
-    heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy; 1 unless given")
+    heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy (default: 1)")
     heads.add_argument("--all", action="store_true", help="list every head, however many there are")
     heads.add_argument(
         "--ablate", nargs="?", const="zero", metavar="HOW",
@@ -241,8 +241,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
     bench.add_argument("--list", action="store_true", help="print the rows instead of measuring them")
     bench.add_argument("--device", metavar="NAME", help="measure a GPU instead of the processor: cuda, or cuda:N")
-    bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads; 1 unless given")
-    bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds; 9 unless given, 3 if quick")
+    bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads (default: 1)")
+    bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds (default: 9, 3 if quick)")
     bench.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
     bench.add_argument("--out", type=Path, metavar="DIR", help="also write report.json, report.md and a plot there")
     bench.add_argument(
@@ -274,15 +274,15 @@ def _operands(command: argparse.ArgumentParser) -> None:
     )
     sizes = (
         ("--n", "N", "queries"),
-        ("--n-keys", "M", "keys; N unless given"),
+        ("--n-keys", "M", "keys (default: N)"),
         ("--d", "D", "features of a query and a key"),
-        ("--d-value", "D", "features of a value; those of a key unless given"),
-        ("--heads", "H", "query heads; one, without an axis of its own, unless given"),
-        ("--kv-heads", "K", "key and value heads; H unless given"),
+        ("--d-value", "D", "features of a value (default: those of a key)"),
+        ("--heads", "H", "query heads (default: one, without an axis of its own)"),
+        ("--kv-heads", "K", "key and value heads (default: H)"),
     )
     for name, metavar, about in sizes:
         command.add_argument(name, type=int, metavar=metavar, help=about)
-    command.add_argument("--dtype", choices=DTYPES, help="float32 unless given")
+    command.add_argument("--dtype", choices=DTYPES, help="dtype of the arrays (default: float32)")
     command.add_argument("--causal", action="store_true", help="let a query see only the keys up to itself")
     command.add_argument("--window", type=int, metavar="W", help="let a query see only itself and the W keys before it")
 
