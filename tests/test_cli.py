@@ -370,6 +370,12 @@ def test_doctor_says_why_an_engine_is_missing(run, monkeypatch):
     assert "tiled not available: no reason at all" in " ".join(good(run("doctor")).split())
 
 
+def test_doctor_says_where_gradients_have_the_rounded_output(run):
+    words = " ".join(good(run("doctor")).split())
+    for expected in ("16-bit gradients", "outputs= of (out, seen)", "merge", "GPUs", "PyTorch's operation"):
+        assert expected in words
+
+
 def test_doctor_wraps_lines_in_a_terminal_alone(run, monkeypatch):
     monkeypatch.setattr("regard.engines.tiled.state", lambda: "no reason " * 10)
     whole = good(run("doctor"))

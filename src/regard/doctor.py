@@ -57,9 +57,18 @@ def _engines() -> dict[str, str]:
     first, second = states[:2]
     if first.reason:
         found[second.name] += f", runs all calls in place of {first.name}"
+    found["16-bit gradients"] = _short_gradients()
     if find_spec("torch") is not None:
         found["SDPA"] = _sdpa()
     return found
+
+
+def _short_gradients() -> str:
+    """Return where gradients in 16 bits know what rounding took from the output, `Outputs.low`, and where not."""
+    alone = ["outputs= of (out, seen)", "parts of merge", "GPUs"]
+    if find_spec("torch") is not None:
+        alone.append("graphs that hold PyTorch's operation under activate()")
+    return f"of the output and what its rounding took; of the rounded output alone with {', '.join(alone)}"
 
 
 def _sdpa() -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard
+import regard.torch
 from regard.core.problem import Differential, Outputs
 from regard.core.tensors import array
 from regard.ops.normalization import problem_from
@@ -46,12 +47,49 @@ def by_heads(*given: torch.Tensor) -> Any:
     return torch.func.vmap(by_vjp, randomness="error")(*(x[:, None] for x in given))
 
 
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+
+
+def activated(*given: torch.Tensor) -> Any:
+    with regard.torch.activate():
+        return by_backward(sdpa, *given)
+
+
+def by_flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    turned = (x.transpose(0, 1)[None] for x in (q, k, v))
+    found: torch.Tensor = regard.torch.flash_attn.flash_attn_func(*turned, causal=True, return_attn_probs=True)[0]
+    return found[0].transpose(0, 1)
+
+
+def in_a_graph(*given: torch.Tensor) -> Any:
+    """By PyTorch's operation, which a graph from before the activation holds."""
+    function = torch.compile(sdpa, backend="aot_eager", fullgraph=True)
+    by_backward(function, *(x.clone() for x in given))
+    with regard.torch.activate():
+        return by_backward(function, *given)
+
+
+def by_merge(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    parts = []
+    for keys in (slice(0, N // 2), slice(N // 2, N)):
+        out, seen = regard.attention(q, k[:, keys], v[:, keys], causal=True, offset=-keys.start, observe=["lse"])
+        parts.append((out, seen.lse))
+    return regard.merge(*parts)[0]
+
+
 WAYS: dict[str, Callable[..., Any]] = {
     "backward": lambda *x: by_backward(attention, *x),
     "layout": lambda *x: by_backward(in_layout, *x),
     "a graph": lambda *x: by_backward(torch.compile(attention, backend="aot_eager", fullgraph=True), *x),
     "vjp": by_vjp,
     "vmap": lambda *x: tuple(g[:, 0] for g in by_heads(*x)),
+    "activate": activated,
+    "flash_attn": lambda *x: by_backward(by_flash_attn, *x),
+}
+ROUNDED: dict[str, Callable[..., Any]] = {
+    "a graph with PyTorch's operation": in_a_graph,
+    "merge": lambda *x: by_backward(by_merge, *x),
 }
 
 
@@ -62,6 +100,16 @@ def test_gradients_of_saturated_rows(way: str, dtype: torch.dtype) -> None:
     p = problem_from(*(array(x) for x in (q, k, v)), causal=True)
     found = [array(x) for x in WAYS[way](q, k, v, dout)]
     assert_saturated(p, Outputs(array(dout), None, None), Differential(*found), *FACTORS)
+
+
+@pytest.mark.parametrize("way", ROUNDED)
+def test_what_the_documents_except_has_the_rounded_output(way: str) -> None:
+    q, k, v, dout = (x.to(torch.float16) for x in (Q, K, V, DOUT))
+    p = problem_from(*(array(x) for x in (q, k, v)), causal=True)
+    found = Differential(*(array(x) for x in ROUNDED[way](q, k, v, dout)))
+    assert_saturated(p, Outputs(array(dout), None, None), found, 4.0, np.inf)
+    with pytest.raises(AssertionError, match="dquery: error"):
+        assert_saturated(p, Outputs(array(dout), None, None), found, 1.1, np.inf)
 
 
 def test_backward_has_the_bits_of_numpy() -> None:

@@ -23,7 +23,8 @@ def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[A
     (out, lse).
 
     With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has
-    lse −∞ and weighs nothing (Rabe and Staats 2021, arXiv:2112.05682).
+    lse −∞ and weighs nothing (Rabe and Staats 2021, arXiv:2112.05682). Gradients through parts in
+    16 bits are those of outputs that were rounded.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)

@@ -32,7 +32,10 @@ def backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the gradients of query, key and value; out and logsumexp may be PyTorch's."""
+    """Compute the gradients of query, key and value; out and logsumexp may be PyTorch's.
+
+    The operation has no place for `Outputs.low`, so δ is made of the rounded output.
+    """
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
     heads_last = (transposed(x) for x in (query, key, value))
     gradients = kernels.backward(
