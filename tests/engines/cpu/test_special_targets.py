@@ -1,4 +1,4 @@
-"""Special values on every instruction set: those that this machine runs, and others emulated."""
+"""Special values and saturated rows on every instruction set: those that this machine runs, and others emulated."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +9,12 @@ import pytest
 
 import emulated
 import regard
+from conformance.test_saturated import AMPLITUDES, factors, saturated
 from engines.cpu.test_targets import HERE
+from regard.core.problem import Outputs
 from regard.engines.cpu.target.instructions import targets
 from special import ROWS, SPECIALS, Special, check, fixed
+from support import assert_saturated
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = np.float32, np.float64, np.float16, BF16
@@ -56,6 +59,13 @@ def test_a_lone_key_has_the_weight_1(name: str, x: float) -> None:
         np.testing.assert_allclose(seen.lse, float(k[0, 0]), rtol=1e-6)
         g = regard.attention_vjp(q, k, v, np.ones((rows, 1), BF16), engine="cpu")
         assert (g.value == rows).all()
+
+
+def test_gradients_of_saturated_rows(name: str) -> None:
+    for amplitude in AMPLITUDES:
+        p, dout = saturated(amplitude, BF16)
+        g = regard.attention_vjp(p.query, p.key, p.value, dout, causal=True, engine="cpu")
+        assert_saturated(p, Outputs(dout, None, None), g, *factors("cpu", BF16))
 
 
 @pytest.mark.skipif(not any(t.runs and (t.bf16_dot or t.amx) for t in targets().values()), reason="no bf16 pairs")
