@@ -250,8 +250,8 @@ def attention_vjp(
     of the output; dlse and dentropy are (..., h, n_q) and floating; None is zero. The options are
     those of `attention`, except `return_weights` and `observe`. `outputs` of the same call saves
     the forward pass: the (out, seen) of `attention(..., observe=["lse"])`, or the first result of
-    `attention_jvp`. Only `dentropy` needs its entropy. In 16 bits those have no `low`, and gradients
-    of saturated rows are more exact without them.
+    `attention_jvp`. Only `dentropy` needs its entropy. In 16 bits neither has `low`, and without
+    them gradients of saturated rows are more exact.
 
     Returns a `Differential`: query, key, value, bias, sink and metric in the shapes and dtypes of
     the inputs, and `tables[t]` for every float `regard.table` t of a score.
