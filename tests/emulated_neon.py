@@ -1,6 +1,6 @@
 """Run the NEON kernels on an emulated 64-bit Arm processor, on a Debian machine of another kind.
 
-    python tests/emulated_neon.py build/arm                  # 135 MB; forward and gradients of every case in float32
+    python tests/emulated_neon.py build/arm                  # 135 MB; every case in float32, gradients in 16 bits
     python tests/emulated_neon.py build/arm -k test_forward  # other options of pytest
 
 It needs `apt-get` (as root, for QEMU and for Arm's Python) and `pip`. Arm's packages are unpacked below the folder
@@ -20,7 +20,10 @@ DEBIAN = (
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 WHEELS = ("numpy", "llvmlite", "ml_dtypes", "threadpoolctl", "safetensors", "rich", "pytest", "hypothesis")
-DEFAULT = ("tests/conformance/test_conformance.py", "-k", "TestCpu and float32 and (test_forward or test_gradients)")
+DEFAULT = (
+    "tests/conformance/test_conformance.py", "tests/conformance/test_saturated.py",
+    "-k", "TestCpu and float32 and (test_forward or test_gradients) or test_saturated and cpu",
+)  # fmt: skip
 
 
 def run(*command: str, cwd: Path | None = None, **environment: str) -> int:
