@@ -258,6 +258,7 @@ def _seen(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
     )
+    command.add_argument("--dtype", choices=DTYPES, help="dtype in which the model runs (default: that of its files)")
     command.add_argument("--capture", type=Path, metavar="FILE", help="what regard.capture saved")
     command.add_argument("--text", metavar="TEXT", help="what the model reads, - for standard input")
     command.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
@@ -382,7 +383,7 @@ def _captured(
         return inputs.capture(arguments.capture), None
     text = inputs.text(arguments.text, arguments.file)
     if arguments.model is not None:
-        return inputs.model(arguments.model, text, progress), None
+        return inputs.model(arguments.model, text, progress, arguments.dtype), None
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()

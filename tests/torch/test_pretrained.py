@@ -89,6 +89,20 @@ def test_tokens_are_pieces_of_the_text(llama: Path) -> None:
     assert seen.ids(1, "key").tolist() == [[0, 2, 3, 8, 1]]
 
 
+def test_a_dtype_that_the_model_runs_in(llama: Path) -> None:
+    from regard.torch.capture.pretrained import read
+
+    assert {layer.query.dtype.name for layer in read(str(llama), TEXT, dtype="bfloat16").layers} == {"bfloat16"}
+    assert {layer.query.dtype.name for layer in read(str(llama), TEXT).layers} == {"float32"}
+
+
+def test_look_computes_one_logit_and_no_cache(llama: Path, tmp_path: Path) -> None:
+    network, outputs = transformers.LlamaForCausalLM.from_pretrained(llama), []
+    network.register_forward_hook(lambda module, given, output: outputs.append(output))
+    regard.look(network, text=TEXT, tokenizer=tokenizer(), save=tmp_path / "weights.npz")
+    assert [(x.logits.shape[1], x.past_key_values) for x in outputs] == [(1, None)]
+
+
 def test_without_a_text_it_reads_tokens_that_repeat(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from regard.torch.capture import pretrained
 

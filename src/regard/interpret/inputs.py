@@ -74,16 +74,16 @@ def capture(path: Path) -> "Capture":
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
+def model(name: str, given: str | None, progress: Callable[[str], object], dtype: str | None = None) -> "Capture":
     """Capture a model of transformers.
 
-    Raises ValueError if it does not exist, or cannot run.
+    dtype: in which it runs, by default that of its files. Raises ValueError if it does not exist, or cannot run.
     """
     try:
         pretrained = loaders["torch.pretrained"]()
     except ModuleNotFoundError:
         raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'") from None
-    seen: Capture = pretrained.read(name, given, progress=progress)
+    seen: Capture = pretrained.read(name, given, dtype=dtype or "auto", progress=progress)
     return seen
 
 

@@ -79,7 +79,7 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     if arguments.capture is not None:
         return sources.captured(inputs.capture(arguments.capture))
     if arguments.model is not None:
-        return sources.captured(inputs.model(arguments.model, text, progress), kind="model")
+        return sources.captured(inputs.model(arguments.model, text, progress, arguments.dtype), kind="model")
     if arguments.arrays is not None:
         found = inputs.operands(arguments.arrays, needed=("query", "key"))
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
+import inspect
 import sys
 import threading
 from collections.abc import Sequence
@@ -173,8 +174,10 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if most is not None and read["input_ids"].shape[-1] > most:
         raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
+    accepted = inspect.signature(model.forward).parameters
+    unused = {"use_cache": False, "logits_to_keep": 1}  # a cache, and the logits of all tokens
     with torch.no_grad(), capture(model, tokenizer=tokenizer) as seen:
-        model(**read)
+        model(**read, **{name: value for name, value in unused.items() if name in accepted})
     return seen
 
 

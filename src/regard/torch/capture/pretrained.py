@@ -33,6 +33,7 @@ def read(
     *,
     memory: int | None = None,
     path: Path | None = None,
+    dtype: str = "auto",
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Capture:
     """Capture a model's attention to a text, or to repeated random tokens.
@@ -40,7 +41,8 @@ def read(
     Without a text, 25 random tokens are repeated four times: induction heads are measured on that (Olsson et al. 2022).
 
     model: a folder as `save_pretrained` writes it, or the name of a model in the local cache. memory, path: as in
-    `regard.capture`. An encoder reads the text, and its decoder what the model answers.
+    `regard.capture`. dtype: in which it runs, that of its files if "auto". An encoder reads the text, and its decoder
+    what the model answers.
     """
     with _quiet():
         config = _loaded(transformers.AutoConfig, model, "configuration")
@@ -52,7 +54,7 @@ def read(
         progress("loading the model")
         answers = bool(getattr(config, "is_encoder_decoder", False))
         kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
-        network = _loaded(kind, model, "model", dtype="auto").eval()
+        network = _loaded(kind, model, "model", dtype=dtype).eval()
         progress(f"running the model on {ids.shape[-1]:,} tokens")
         given = torch.from_numpy(ids)
         try:
