@@ -22,6 +22,8 @@ export interface Layer {
   /** Whether its scores are scale · q · k alone, with no mask or a causal one. */
   plain: boolean;
   scale: number;
+  /** Whether a learned sink takes a part of every row. */
+  sink?: boolean;
 }
 
 export interface Settings {
@@ -390,6 +392,11 @@ export class Data {
   /** The length of each value; none where values are not known. */
   norms(at: HeadAt): Promise<Float32Array> {
     return this.floats(ofHead(at, "norms"));
+  }
+
+  /** The weight of each query on the learned sink. */
+  sinks(at: HeadAt): Promise<Float32Array> {
+    return this.floats(ofHead(at, "sinks"));
   }
 
   /** A scene with its page as the text of one file. */

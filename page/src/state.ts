@@ -18,6 +18,8 @@ export interface State {
   scale: ScaleName | "auto";
   /** Whether the first key is left out. */
   hide: boolean;
+  /** Whether lists of what a token looks at name the first token, the token itself and its neighbours too. */
+  near: boolean;
   /** Whether the text is shaded by what attends to the chosen token, not by what it attends to. */
   by: boolean;
   /** Whether tokens are taken together as words. */
@@ -55,6 +57,7 @@ export const START: State = {
   tone: "root",
   scale: "auto",
   hide: false,
+  near: false,
   by: false,
   words: false,
   span: -1,

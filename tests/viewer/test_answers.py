@@ -885,3 +885,17 @@ def test_a_scene_of_matrices() -> None:
     np.testing.assert_allclose(asked(answers, "arrays/row/0/0/5"), regard.weights(Q[0], K[0])[5], atol=1e-7)
     assert asked(answers, "arrays/tokens", axis="query")["total"] == 700
     assert asked(answers, "arrays/tokens", axis="key")["total"] == 0
+
+
+def test_a_learned_sink_takes_what_a_row_is_short_of_one() -> None:
+    sink = np.array([0.0, 1.0, 4.0, -2.0])
+    answers = Answers([arrays(Q, K, causal=True, sink=sink)], patience=None)
+    assert asked(answers, "scenes")["scenes"][0]["layers"][0]["sink"]
+    P = regard.weights(Q, K, causal=True, sink=sink)
+    for head in range(4):
+        found = asked(answers, f"arrays/sinks/0/{head}")
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, 1 - P[head].sum(-1), atol=2e-6)
+    without = Answers([arrays(Q, K)], patience=None)
+    assert not asked(without, "scenes")["scenes"][0]["layers"][0]["sink"]
+    assert asked(without, "arrays/sinks/0/0").size == 0

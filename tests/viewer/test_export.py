@@ -84,6 +84,14 @@ def test_weights_follow_from_what_is_embedded(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(v, V[head])
 
 
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": RNG.random((300, 300)) < 0.8}])
+def test_a_file_holds_the_weights_on_a_learned_sink(options: dict[str, Any]) -> None:
+    data = exported(arrays(Q, K, V, sink=np.ones(2), **options))["answers"]
+    P = regard.weights(Q, K, sink=np.ones(2), **options)
+    np.testing.assert_allclose(numbers(data["api/arrays/sinks/0/1"]), 1 - P[1].sum(-1), atol=2e-6)
+    assert "api/arrays/sinks/0/1" not in exported(arrays(Q, K, V, **options))["answers"]
+
+
 def test_the_coarse_level_and_thumbnails_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "ON_PAGE", 256)
     scene = arrays(Q, K, V, causal=True)

@@ -13,6 +13,7 @@ export const FORMULAS = [
   String.raw`s_{N,N}\leftarrow-\infty`,
   String.raw`\mathrm{lse}_{N}=\log\left(\sum_j e^{s_{N,j}}\right)`,
   String.raw`\mathrm{lse}_{N}=\log\left(\sum_j e^{s_{N,j}}+e^{\mathrm{sink}}\right)`,
+  String.raw`p_{N,\mathrm{sink}}=e^{\mathrm{sink}-\mathrm{lse}_{N}}`,
   String.raw`p_{N,N}=e^{s_{N,N}-\mathrm{lse}_{N}}`,
   String.raw`v_{N}`,
   String.raw`p_{N,N}\,v_{N}`,

@@ -3,10 +3,13 @@
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable } from "../numbers/format";
-import { layerOf, scaleName, tokensOf, type Context } from "../views/view";
+import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
+import { asideLine, asideSaid, leavesAside, sinkShare, split } from "./aside";
 import { TAKEN, takenOf } from "./moved";
 
 const LISTED = 8;
+/** Keys at most that lists leave aside. */
+const ASIDE = 4;
 
 /** Tokens of a long text that are shown: those around what is looked at. */
 const SHOWN = 600;
@@ -55,6 +58,7 @@ export function shadedText(
   j: number,
 ): HTMLElement {
   const { store } = context;
+  const own = sameTokens(layerOf(context)) ? i : null; // a query of another text is no token of this one
   const top = row.reduce((most, weight) => (weight > most ? weight : most), 0) || 1;
   const scale = SCALES[scaleName(store.state)];
   const middle = row.length <= SHOWN ? 0 : Math.max(0, Math.min(row.length - SHOWN, j - (SHOWN >> 1)));
@@ -71,8 +75,8 @@ export function shadedText(
       span.style.background = css(colour);
       span.style.color = readableOn(colour);
     }
-    if (t === i) span.classList.add("query");
-    if (t === j && j !== i) span.classList.add("key");
+    if (t === own) span.classList.add("query");
+    if (t === j && j !== own) span.classList.add("key");
     const said = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
     span.title = `${count(t)} ${tokens ? `“${printable(tokens[t] ?? "")}”` : ""}: ${said}`;
     text.append(span);
@@ -82,11 +86,20 @@ export function shadedText(
 }
 
 /** The keys with the largest weights, in falling order. */
-export const largest = (row: Float32Array): number[] =>
+export const largest = (row: Float32Array): number[] => weighty(row).slice(0, LISTED + ASIDE);
+
+const weighty = (row: Float32Array): number[] =>
   Array.from(row.keys())
     .filter((t) => row[t] >= LESS)
-    .sort((a, b) => row[b] - row[a])
-    .slice(0, LISTED);
+    .sort((a, b) => row[b] - row[a]);
+
+/** The heads of the columns of a list with what is taken along. */
+const columnHeads = (): HTMLElement =>
+  h(
+    "li",
+    {},
+    h("span", { class: "row" }, h("i", {}), h("i", {}), h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖")),
+  );
 
 /** The largest weights of a row, or of a column where a bar chooses a query, as bars; beside each, where lengths of values are known, how much it takes along. */
 export function rowBars(
@@ -96,28 +109,31 @@ export function rowBars(
   norms: Float32Array,
   axis: "i" | "j" = "j",
 ): HTMLElement {
+  const layer = layerOf(context);
   const taken = takenOf(row, norms);
-  const heads = h(
-    "li",
-    {},
-    h("span", { class: "row" }, h("i", {}), h("i", {}), h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖")),
-  );
-  return h(
-    "ol",
-    { class: taken.length ? "shares taken" : "shares" },
-    taken.length > 0 && heads,
-    ...largest(row).map((t) =>
+  const { near } = context.store.state;
+  const of = axis === "j" ? chosen(context).i : chosen(context).j;
+  const [listed, aside] = split(weighty(row), near ? () => false : leavesAside(layer, of, of + 1, axis === "i"));
+  const moves = (t: number): HTMLElement | undefined =>
+    taken.length
+      ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3))))
+      : undefined;
+  const bars = listed
+    .slice(0, LISTED)
+    .map((t) =>
       bar(
         h("span", { class: "word" }, tokens ? printable(tokens[t] ?? "") : "", h("small", {}, count(t))),
         row[t],
         row[t].toFixed(3),
         () => context.store.set({ [axis]: t }),
-        taken.length
-          ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3))))
-          : undefined,
+        moves(t),
       ),
-    ),
-  );
+    );
+  const sink = layer.sink && axis === "j" ? sinkShare(row) : null;
+  if (sink !== null) bars.push(bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3)));
+  const list = h("ol", { class: taken.length ? "shares taken" : "shares" }, taken.length > 0 && columnHeads(), ...bars);
+  const switched = aside.length > 0 || (near && sameTokens(layer));
+  return switched ? h("div", {}, list, asideLine(context, asideSaid(aside, row, of, of + 1))) : list;
 }
 
 /** What the model expects next. */

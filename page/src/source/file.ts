@@ -30,8 +30,8 @@ export interface StoredData {
 const NO_STEPS =
   "The file holds the weights of this head without its queries and keys: its steps and scores are shown by `regard look`.";
 
-/** Keys of one token that are told for each head. */
-const LOOKED_AT = 3;
+/** Keys of one token that are told for each head: three, when lists leave aside the first, itself and its neighbours. */
+const LOOKED_AT = 7;
 
 /** Tiles of one head that are held as numbers, 256 KB each: a row of them up to 8,192 keys. */
 const DECODED = 32;

@@ -1,196 +1,179 @@
-import { h, pointing, s } from "../dom";
+import { h, pointing } from "../dom";
+import { arcsIn, leastOf, shownFrom, USUAL, windowOf, type Block } from "../numbers/arcs";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable, shortened } from "../numbers/format";
+import { count, figure, printable } from "../numbers/format";
+import { drawArcs, type TokenRow } from "../parts/arcdrawing";
 import { toneChoice } from "../parts/mapcontrols";
-import { chosenQuery, headAt, latest, layerOf, scaleName, tokensOf, touches, type MakeView } from "./view";
+import type { State } from "../state";
+import {
+  chosenQuery,
+  headAt,
+  latest,
+  layerOf,
+  sameTokens,
+  scaleName,
+  tokensOf,
+  touches,
+  type Context,
+  type MakeView,
+  type View,
+} from "./view";
 
-const MOST = 64;
-/** How much room a token has, in pixels. */
-const SLOTS = { least: 18, most: 40 };
-const STRONGEST = 400;
-/** Letters of a token, at most, and pixels that they take. */
-const LETTERS = 14;
-const LABELS = 130;
 /** Where on the scale of colours arcs begin, that none is as light as the paper. */
 const FAINTEST = 0.2;
-/** The weight from which there are arcs, unless so few reach it that a lower one says more. */
-const USUAL = 0.05;
-const FEW = 10;
-const ENOUGH = 100;
 
-function automatic(weights: Float32Array, n: number): number {
-  const others = weights
-    .filter((w, p) => w > 0 && Math.floor(p / n) !== p % n)
-    .sort()
-    .reverse();
-  if (others.length < FEW || others[FEW - 1] >= USUAL) return USUAL;
-  return Math.max(1e-5, Number((others[ENOUGH] ?? others[others.length - 1]).toPrecision(1)));
-}
+/** Pixels beside and below the arcs. */
+const MARGIN = 16;
 
-/** Up to 64 tokens with an arc for every weight that is seen. */
-export const arcsView: MakeView = (context) => {
-  const { data, store } = context;
-  const controls = h("div", { class: "controls" });
-  const place = h("div", {
+export const arcsView: MakeView = (context) => new Arcs(context);
+
+/** Up to 64 tokens, or queries and keys, with an arc for every weight that is seen. */
+class Arcs implements View {
+  private readonly controls = h("div", { class: "controls" });
+  private readonly caption = h("p", { class: "note" });
+  private readonly place = h("div", {
     class: "arcs-scroll sheet",
     tabindex: 0,
     role: "group",
     "aria-label": "Arcs from queries to keys",
   });
-  const caption = h("p", { class: "note" });
-  const element = h("section", { class: "view arcs", "aria-label": "Arcs" }, controls, caption, place);
-  let least = USUAL;
-  let set = false;
+  readonly element = h(
+    "section",
+    { class: "view arcs", "aria-label": "Arcs" },
+    this.controls,
+    this.caption,
+    this.place,
+  );
+  private readonly load;
+  /** The weight from which arcs are drawn, and whether the reader chose it. */
+  private least = USUAL;
+  private set = false;
 
-  /** The first of the tokens that are shown, so that the chosen query is among them. */
-  const windowOf = (): { start: number; stop: number } => {
-    const { n_q, n_k } = layerOf(context);
-    const n = Math.min(n_q, n_k);
-    const i = chosenQuery(store.state, layerOf(context));
-    const start = Math.max(0, Math.min(n - MOST, i - (MOST >> 1)));
-    return { start, stop: Math.min(n, start + MOST) };
-  };
-
-  const load = latest(context.fail);
-  const show = (): void =>
-    load(async (current) => {
-      const { start, stop } = windowOf();
-      const { query } = tokensOf(context);
-      const [weights] = await Promise.all([
-        data.values(headAt(store.state), start, stop, start, stop),
-        query?.load(start, stop),
-      ]);
-      if (!current()) return;
-      const usual = set ? least : automatic(weights, stop - start);
-      if (usual !== least) {
-        least = usual;
-        drawControls();
-      }
-      const words = Array.from({ length: stop - start }, (_, k) =>
-        query ? printable(query.at(start + k) ?? "") : count(start + k),
-      );
-      const whole = stop - start === Math.max(layerOf(context).n_q, layerOf(context).n_k);
-      const { n_q } = layerOf(context);
-      const move = (by: number, text: string): HTMLElement =>
-        h(
-          "button",
-          { type: "button", click: () => store.set({ i: Math.max(0, Math.min(n_q - 1, start + (MOST >> 1) + by)) }) },
-          text,
-        );
-      caption.replaceChildren(
-        ...(whole
-          ? []
-          : [move(-MOST, "‹ before"), ` Tokens ${count(start)} to ${count(stop - 1)} `, move(MOST, "after ›")]),
-      );
-      place.replaceChildren(drawing(words, weights, start));
-    });
-
-  function drawing(words: string[], weights: Float32Array, start: number): SVGElement {
-    const n = words.length;
-    const picked = chosenQuery(store.state, layerOf(context)) - start;
-    const shown: { i: number; j: number; w: number }[] = [];
-    weights.forEach((w, p) => {
-      const [i, j] = [Math.floor(p / n), p % n];
-      if (w >= least && i !== j && !(store.state.hide && j + start === 0)) shown.push({ i, j, w });
-    });
-    if (!shown.length) caption.append(" No weight is as large as this: move the slider to the left.");
-    shown.sort((a, b) => b.w - a.w).length = Math.min(shown.length, STRONGEST);
-    const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (place.clientWidth - 60) / n));
-    const reach = Math.max(1, ...shown.map(({ i, j }) => Math.abs(i - j)));
-    const rise = Math.min(Math.max(250, place.clientHeight - LABELS - 20), (reach * slot) / 2);
-    const [width, base] = [n * slot + 40, rise + 14];
-    const height = base + LABELS;
-    const scale = SCALES[scaleName(store.state)];
-    const x = (k: number): number => 20 + (k + 0.5) * slot;
-    const svg = s("svg", {
-      width,
-      height,
-      viewBox: `0 0 ${width} ${height}`,
-      role: "group",
-      "aria-label": "Tokens in a row, arcs from each to those it attends to",
-    });
-    for (const { i, j, w } of [...shown].reverse()) {
-      const tall = (Math.abs(i - j) / reach) * rise;
-      const path = s("path", {
-        d: `M${x(i)} ${base} C${x(i)} ${base - tall * 1.33} ${x(j)} ${base - tall * 1.33} ${x(j)} ${base}`,
-        stroke: css(ramp(scale, Math.max(FAINTEST, toned(w, 1, store.state.tone)))),
-        "stroke-width": 0.8 + 3.2 * Math.sqrt(w),
-        class: i === picked ? "arc chosen" : "arc",
-        "data-i": i,
-      });
-      path.append(
-        s("title", {}, document.createTextNode(`${shortened(words[i])} → ${shortened(words[j])}: ${figure(w)}`)),
-      );
-      svg.append(path);
-    }
-    words.forEach((word, k) => {
-      const label = s(
-        "text",
-        // Turned, letters stand to the right of their baseline: centred, they are below the end of the arc.
-        { transform: `translate(${x(k)} ${base + 10}) rotate(90)`, "dominant-baseline": "central" },
-        document.createTextNode(shortened(word, LETTERS)),
-      );
-      const token = s(
-        "g",
-        {
-          class: k === picked ? "word chosen" : "word",
-          tabindex: 0,
-          role: "button",
-          "aria-label": `${start + k} ${shortened(word)}`,
-          "aria-pressed": k === picked ? "true" : "false",
-          click: () => store.set({ i: start + k }),
-          keydown: (event: KeyboardEvent) =>
-            (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
-          mouseenter: () => light(svg, k),
-          mouseleave: () => light(svg, -1),
-        },
-        s("rect", {
-          x: x(k) - slot / 2,
-          y: base + 2,
-          width: slot,
-          height: Math.min(124, 18 + 8 * Math.min(LETTERS, Array.from(word).length)),
-          rx: 4,
-        }),
-        label,
-      );
-      svg.append(token);
-    });
-    svg.classList.toggle("picking", store.state.i >= 0);
-    return svg;
+  constructor(private readonly context: Context) {
+    this.load = latest(context.fail);
+    this.drawControls();
   }
 
-  const light = (svg: SVGElement, i: number): void => {
-    svg.classList.toggle("lit", i >= 0);
-    for (const arc of svg.querySelectorAll(".arc"))
-      arc.classList.toggle("on", arc.getAttribute("data-i") === String(i));
-  };
+  update(_: State, changed: ReadonlySet<keyof State>): void {
+    if (touches(changed, "scene", "layer", "head", "i", "j", "by", "tone", "scale", "hide")) this.show();
+  }
 
-  function drawControls(): void {
-    const shown = h("output", {}, figure(least));
+  /** The chosen query, and the key that is chosen, or that stands where the query does. */
+  private ends(): { i: number; j: number } {
+    const { state } = this.context.store;
+    const layer = layerOf(this.context);
+    const i = chosenQuery(state, layer);
+    if (sameTokens(layer)) return { i, j: i };
+    const beside = layer.n_q > 1 ? Math.round((i * (layer.n_k - 1)) / (layer.n_q - 1)) : layer.n_k - 1;
+    return { i, j: state.j < 0 ? beside : Math.min(state.j, layer.n_k - 1) };
+  }
+
+  private show(): void {
+    this.load(async (current) => {
+      const { data, store } = this.context;
+      const layer = layerOf(this.context);
+      const at = headAt(store.state);
+      const { i, j } = this.ends();
+      const [r, c] = [windowOf(layer.n_q, i), windowOf(layer.n_k, j)];
+      const { query, key } = tokensOf(this.context);
+      const [weights, sinks] = await Promise.all([
+        data.values(at, r.start, r.stop, c.start, c.stop),
+        layer.sink ? data.sinks(at) : new Float32Array(0),
+        query?.load(r.start, r.stop),
+        key?.load(c.start, c.stop),
+      ]);
+      if (!current()) return;
+      const [rows, cols] = [r.stop - r.start, c.stop - c.start];
+      this.draw({ weights, rows, cols, r0: r.start, c0: c.start, sinks });
+    });
+  }
+
+  private draw(block: Block): void {
+    const { store } = this.context;
+    const layer = layerOf(this.context);
+    const same = sameTokens(layer);
+    const arcs = arcsIn(block, same, store.state.hide);
+    const usual = this.set ? this.least : leastOf(arcs);
+    if (usual !== this.least) {
+      this.least = usual;
+      this.drawControls();
+    }
+    const shown = shownFrom(arcs, this.least);
+    const scale = SCALES[scaleName(store.state)];
+    const { by, i, j, tone } = store.state;
+    const queries = this.row("query", block.r0, block.rows);
+    this.describe(block, shown.length === 0);
+    this.place.replaceChildren(
+      drawArcs({
+        arcs: shown,
+        rows: same ? [queries] : [queries, this.row("key", block.c0, block.cols)],
+        sink: block.sinks.length > 0 && !store.state.hide,
+        picking: !same && by && j >= 0 ? "key" : i >= 0 ? "query" : null,
+        colour: (weight) => css(ramp(scale, Math.max(FAINTEST, toned(weight, 1, tone)))),
+        width: this.place.clientWidth,
+        height: this.place.clientHeight - MARGIN,
+      }),
+    );
+  }
+
+  private row(axis: TokenRow["axis"], start: number, n: number): TokenRow {
+    const { store } = this.context;
+    const tokens = tokensOf(this.context)[axis];
+    const word = (t: number): string => {
+      const token = tokens?.at(t);
+      return token === undefined ? count(t) : printable(token);
+    };
+    const same = sameTokens(layerOf(this.context));
+    const { i, j } = this.ends();
+    return {
+      axis,
+      start,
+      words: Array.from({ length: n }, (_, k) => word(start + k)),
+      chosen: axis === "query" ? i : store.state.j < 0 ? -1 : j,
+      pick: (token) =>
+        store.set(axis === "key" ? { j: token, by: true } : same ? { i: token } : { i: token, by: false }),
+    };
+  }
+
+  /** Says which tokens are shown where that is not all of them, and goes to others. */
+  private describe({ r0, rows, c0, cols }: Block, empty: boolean): void {
+    const { n_q, n_k } = layerOf(this.context);
+    const same = sameTokens(layerOf(this.context));
+    this.caption.replaceChildren(
+      ...(rows < n_q ? this.turning(same ? "Tokens" : "Queries", "i", r0, rows, n_q) : []),
+      ...(!same && cols < n_k ? this.turning("Keys", "j", c0, cols, n_k) : []),
+      empty ? " No weight is as large as this: move the slider to the left." : "",
+    );
+  }
+
+  private turning(what: string, axis: "i" | "j", start: number, shown: number, n: number): (HTMLElement | string)[] {
+    const middle = start + (shown >> 1);
+    const move = (by: number, text: string): HTMLElement => {
+      const go = (): void => this.context.store.set({ [axis]: Math.max(0, Math.min(n - 1, middle + by)) });
+      return h("button", { type: "button", click: go }, text);
+    };
+    const name = ` ${what} ${count(start)} to ${count(start + shown - 1)} `;
+    return [move(-shown, "‹ before"), name, move(shown, "after ›"), " "];
+  }
+
+  private drawControls(): void {
+    const shown = h("output", {}, figure(this.least));
     const slider = h("input", {
       type: "range",
       min: -5,
       max: 0,
       step: 0.02,
-      value: Math.log10(least),
+      value: Math.log10(this.least),
       input: () => {
-        [least, set] = [Number((10 ** Number(slider.value)).toPrecision(2)), true];
-        shown.textContent = figure(least);
-        show();
+        [this.least, this.set] = [Number((10 ** Number(slider.value)).toPrecision(2)), true];
+        shown.textContent = figure(this.least);
+        this.show();
       },
     });
-    controls.replaceChildren(
+    this.controls.replaceChildren(
       h("label", { class: "field" }, h("span", {}, "Weights from"), slider, shown),
-      toneChoice(store),
+      toneChoice(this.context.store),
       h("p", { class: "help" }, `${pointing()} a token to see its arcs alone.`),
     );
   }
-  drawControls();
-
-  return {
-    element,
-    update(_, changed) {
-      if (touches(changed, "scene", "layer", "head", "i", "tone", "scale", "hide")) show();
-    },
-  };
-};
+}

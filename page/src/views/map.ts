@@ -58,7 +58,7 @@ export const mapView: MakeView = (context) => {
     ...map,
     update(state, changed) {
       map.update(state, changed);
-      if (touches(changed, "scene", "layer", "head", "i", "j", "scale", "tone")) describe();
+      if (touches(changed, "scene", "layer", "head", "i", "j", "scale", "tone", "near")) describe();
     },
   };
 };

@@ -89,7 +89,7 @@ export const overviewView: MakeView = (context) => {
       map.update(state, changed);
       grid.update(changed.has("scale") || changed.has("tone"));
       if (changed.has("scene")) measure();
-      if (touches(changed, "scene", "layer", "head", "i", "j", "scale", "tone")) describe();
+      if (touches(changed, "scene", "layer", "head", "i", "j", "scale", "tone", "near")) describe();
     },
     destroy() {
       grid.destroy();

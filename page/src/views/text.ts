@@ -1,341 +1,308 @@
-import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
-
 import type { HeadAt } from "../data";
-import { choice, fitted, h, tick } from "../dom";
-import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable, readable, shortened } from "../numbers/format";
+import { choice, h, tick } from "../dom";
+import { count, printable, shortened } from "../numbers/format";
 import { byWords, wordOf, wordStarts } from "../numbers/words";
+import { sinkShare } from "../parts/aside";
+import { Choosing } from "../parts/choosing";
 import { toneChoice } from "../parts/mapcontrols";
-import { breakLines, lineOf, type Line } from "../parts/lines";
-import { TAKEN, takenOf } from "../parts/moved";
+import { takenOf } from "../parts/moved";
+import { ShadedLines } from "../parts/shadedlines";
+import { fitting, headsList, LISTED, listOf } from "../parts/textlists";
+import type { State } from "../state";
 import { spanWeights } from "./spans";
-import { chosen, headAt, headName, latest, layerOf, scaleName, touches, type MakeView } from "./view";
+import {
+  chosen,
+  headAt,
+  latest,
+  layerOf,
+  named,
+  sameTokens,
+  scaleName,
+  tokensOf,
+  touches,
+  type Context,
+  type MakeView,
+  type View,
+} from "./view";
 
-/** Pixels of a line: of a text, and of one so short that it is written large. */
-const LINE_PX = [28, 44] as const;
-/** Lines up to which a text is written large, and up to which what is listed stands below it, not beside. */
-const FEW_LINES = 3;
+/** Lines up to which what is listed stands below the text, not beside. */
 const SHORT = 8;
-const LISTED = 10;
-/** Pixels of a listed token, and above the list. */
-const ENTRY = [28, 60] as const;
+const NOTHING = new Float32Array(0);
+
+export const textView: MakeView = (context) => new TextView(context);
+
+type Axis = "query" | "key";
 
 /** The text, shaded by what a token attends to, or by what attends to it. */
-export const textView: MakeView = (context) => {
-  const { data, store } = context;
-  const sizer = h("div", { class: "sizer" });
-  const scroller = h(
-    "div",
-    {
-      class: "text-scroll sheet",
-      tabindex: 0,
-      role: "listbox",
-      "aria-multiselectable": "true",
-      "aria-label": "Tokens of the text. Arrow keys choose one, with Shift several.",
-    },
-    sizer,
-  );
-  const strip = h("canvas", {
-    class: "strip",
-    title: "Where in the text the weight lies. Click to go there.",
-    "aria-hidden": "true",
-  });
-  const columns = h("p", { class: "columns" }, h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖"));
-  const list = h("ol", { class: "strongest" });
-  const heading = h("h2", {});
+class TextView implements View {
+  private readonly lines: ShadedLines;
+  private readonly choosing: Choosing;
+  private readonly list = h("div", {});
   // Other heads, and the other direction: shown where there is room.
-  const back = h("div", { class: "back" });
-  const aside = h("aside", {}, h("div", {}, heading, columns, list), back);
-  const controls = h("div", { class: "controls" });
-  const main = h("div", { class: "text-main" }, scroller, strip, aside);
-  const element = h("section", { class: "view text", "aria-label": "Text" }, controls, main);
+  private readonly back = h("div", { class: "back" });
+  private readonly aside = h("aside", {}, this.list, this.back);
+  private readonly controls = h("div", { class: "controls" });
+  private readonly main: HTMLElement;
+  readonly element: HTMLElement;
+  private readonly loadText;
+  private readonly loadWeights;
+  /** The tokens that are shaded. */
+  private tokens: string[] = [];
+  /** Where their words begin, and their end. */
+  private starts: number[] = [];
 
-  let tokens: string[] = [];
-  let lines: Line[] = [];
-  let weights: Float32Array = new Float32Array(0);
-  /** Weights times the lengths of values; empty where those are not known. */
-  let taken: Float32Array = new Float32Array(0);
-  let top = 1;
-  let linePx: number = LINE_PX[0];
-  /** Columns of a line: no token is longer. */
-  let across = 20;
-  /** Where the words of the tokens begin, and their end. */
-  let starts: number[] = [];
-  const drawn = new Map<number, HTMLElement>();
-  const joined = (from: number, to: number): string =>
-    tokens
-      .slice(from, Math.min(to, from + 80))
-      .map(printable)
-      .join("");
-  const nameOf = (t: number): string =>
-    context.scene.has_tokens ? `${count(t)} “${shortened(printable(tokens[t] ?? ""))}”` : count(t);
+  constructor(private readonly context: Context) {
+    this.loadText = latest(context.fail);
+    this.loadWeights = latest(context.fail);
+    const { store } = context;
+    this.lines = new ShadedLines(
+      {
+        scale: () => scaleName(store.state),
+        tone: () => store.state.tone,
+        chosen: () => (this.same ? this.range() : [this.other(), this.other() + 1]),
+        nameOf: (t) => this.nameOf(t),
+        pick: (t, several) => (this.same ? this.pick(t, several) : store.set({ [this.shaded[0]]: t })),
+        end: (several) => this.end(several),
+      },
+      () => this.main.classList.toggle("short", this.short),
+    );
+    this.choosing = new Choosing(context, (t, several) => this.pick(t, several));
+    this.main = h("div", { class: "text-main" }, this.lines.element, this.lines.strip, this.aside);
+    const label = { class: "view text", "aria-label": "Text" };
+    this.element = h("section", label, this.controls, this.choosing.element, this.main);
+  }
 
-  const options = () => ({
-    count: lines.length,
-    getScrollElement: () => scroller,
-    estimateSize: () => linePx,
-    overscan: 8,
-    scrollToFn: elementScroll,
-    observeElementRect,
-    observeElementOffset,
-    onChange: () => draw(false),
-  });
-  const virtual = new Virtualizer<HTMLElement, HTMLElement>(options());
-  const unmount = virtual._didMount();
+  update(_: State, changed: ReadonlySet<keyof State>): void {
+    if (touches(changed, "by", "tone", "scene", "words", "layer")) this.drawControls();
+    const { n_q, n_k } = layerOf(this.context);
+    const other = this.tokens.length !== (this.axis === "key" ? n_k : n_q);
+    if (changed.has("scene") || (changed.has("by") && !this.same) || other) this.showText();
+    else if (touches(changed, "layer", "head", "i", "j", "by", "hide", "words", "span")) this.showWeights(false);
+    else if (changed.has("near")) this.showWeights(false);
+    else this.lines.redraw();
+  }
+
+  destroy(): void {
+    this.lines.destroy();
+  }
 
   /** Weights fall on keys where the chosen token is a query, and on queries where it is a key. */
-  const shadedAxis = (): "query" | "key" => (store.state.by ? "query" : "key");
-  const picked = (): number => {
-    const { i, j } = chosen(context);
-    return store.state.by ? j : i;
-  };
-  const pick = (token: number): void => store.set({ ...(store.state.by ? { j: token } : { i: token }), span: -1 });
+  private get axis(): Axis {
+    return this.context.store.state.by ? "query" : "key";
+  }
+
+  /** The axis that a token is chosen on. */
+  private get chosenAxis(): Axis {
+    return this.context.store.state.by ? "key" : "query";
+  }
+
+  /** The index of the state on the axis that is shaded. */
+  private get shaded(): "i" | "j" {
+    return this.context.store.state.by ? "i" : "j";
+  }
+
   /** Whether what is chosen and what is shaded are the same tokens. */
-  const same = (): boolean => layerOf(context).n_q === layerOf(context).n_k && !layerOf(context).cross;
-  const grouped = (): boolean => store.state.words && context.scene.has_tokens;
+  private get same(): boolean {
+    return sameTokens(layerOf(this.context));
+  }
+
+  private get short(): boolean {
+    return this.lines.lines.length <= SHORT;
+  }
+
+  private get grouped(): boolean {
+    return this.context.store.state.words && this.context.scene.has_tokens;
+  }
+
+  /** The chosen token. */
+  private picked(): number {
+    const { i, j } = chosen(this.context);
+    return this.context.store.state.by ? j : i;
+  }
+
+  /** The token that was chosen of the shaded text, where that is another one; −1: none was. */
+  private other(): number {
+    return this.context.store.state[this.shaded];
+  }
+
+  /** Where arrow keys in the shaded text go on from. */
+  private end(several: boolean): number {
+    if (!this.same) return Math.max(0, this.other());
+    const { span } = this.context.store.state;
+    return several && span >= 0 ? span : this.picked();
+  }
+
+  private pick(token: number, several: boolean): void {
+    const { store } = this.context;
+    if (several) store.set({ span: token });
+    else store.set({ ...(store.state.by ? { j: token } : { i: token }), span: -1 });
+  }
+
   /** The tokens that are chosen, [from, to): one, several, or the words that those are in. */
-  const range = (): [number, number] => {
-    const token = picked();
-    const n = store.state.by ? layerOf(context).n_k : layerOf(context).n_q;
-    const end = store.state.span < 0 ? token : Math.min(store.state.span, n - 1);
+  private range(): [number, number] {
+    const token = this.picked();
+    const { by, span } = this.context.store.state;
+    const { n_q, n_k } = layerOf(this.context);
+    const end = span < 0 ? token : Math.min(span, (by ? n_k : n_q) - 1);
     const [from, to] = [Math.min(token, end), Math.max(token, end) + 1];
-    return grouped() && same() && starts.length > 1 ? [wordOf(starts, from)[0], wordOf(starts, to - 1)[1]] : [from, to];
-  };
-
-  function lineElement(index: number): HTMLElement {
-    const { start, stop } = lines[index];
-    const line = h("div", { class: "line", role: "presentation" });
-    line.style.transform = `translateY(${index * linePx}px)`;
-    const scale = SCALES[scaleName(store.state)];
-    const [from, to] = same() ? range() : [0, 0]; // what is chosen is no token of another text
-    for (let t = start; t < stop; t++) {
-      const weight = weights[t];
-      const span = h("span", {
-        class: "token",
-        "data-token": t,
-        role: "option",
-        "aria-selected": t >= from && t < to ? "true" : "false",
-      });
-      span.textContent = shortened(readable(tokens[t]).replaceAll("\n", "↵"), across) || "∅";
-      if (weight > 0) {
-        const place = toned(weight, top, store.state.tone);
-        if (place > 0.03) {
-          const colour = ramp(scale, place);
-          span.style.background = css(colour);
-          span.style.color = readableOn(colour);
-        }
-      } else if (Number.isNaN(weight)) span.classList.add("hidden");
-      if (t >= from && t < to) span.classList.add("chosen");
-      span.title = `${nameOf(t)}: ${Number.isNaN(weight) ? "hidden by the mask" : figure(weight)}`;
-      line.append(span);
-    }
-    return line;
+    const { starts } = this;
+    return this.grouped && this.same && starts.length > 1
+      ? [wordOf(starts, from)[0], wordOf(starts, to - 1)[1]]
+      : [from, to];
   }
 
-  function draw(anew: boolean): void {
-    const items = virtual.getVirtualItems();
-    const wanted = new Set(items.map((item) => item.index));
-    for (const [index, line] of drawn) {
-      if (anew || !wanted.has(index)) {
-        line.remove();
-        drawn.delete(index);
-      }
-    }
-    for (const index of wanted) {
-      if (drawn.has(index)) continue;
-      const line = lineElement(index);
-      drawn.set(index, line);
-      sizer.append(line);
-    }
-    sizer.style.height = `${virtual.getTotalSize()}px`;
-    drawStrip();
+  private nameOf(t: number): string {
+    return this.context.scene.has_tokens ? `${count(t)} “${shortened(printable(this.tokens[t] ?? ""))}”` : count(t);
   }
 
-  /** The whole text in one column: the largest weight of every row of pixels, and the part that is seen. */
-  function drawStrip(): void {
-    const canvas = fitted(strip);
-    const [width, height] = [strip.clientWidth, strip.clientHeight];
-    const scale = SCALES[scaleName(store.state)];
-    const largest = new Float32Array(height);
-    for (let line = 0; line < lines.length; line++) {
-      const y = Math.floor((line / lines.length) * height);
-      for (let t = lines[line].start; t < lines[line].stop; t++) if (weights[t] > largest[y]) largest[y] = weights[t];
-    }
-    const thick = Math.max(1, Math.ceil(height / Math.max(1, lines.length)));
-    for (let y = 0; y < height; y++) {
-      if (!largest[y]) continue;
-      canvas.fillStyle = css(ramp(scale, toned(largest[y], top, store.state.tone)));
-      canvas.fillRect(2, y, width - 4, Math.min(thick, 12));
-    }
-    const total = virtual.getTotalSize() || 1;
-    canvas.strokeStyle = getComputedStyle(strip).getPropertyValue("--mark");
-    canvas.lineWidth = 1.5;
-    const from = ((virtual.scrollOffset ?? 0) / total) * height;
-    canvas.strokeRect(1, from + 1, width - 2, Math.max(4, Math.min(1, scroller.clientHeight / total) * height - 2));
-  }
-
-  function layout(): void {
-    for (const large of [false, true]) {
-      scroller.classList.toggle("large", large);
-      linePx = LINE_PX[large ? 1 : 0];
-      const letter = h("span", { class: "token probe" }, "0".repeat(50));
-      sizer.append(letter);
-      across = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
-      letter.remove();
-      lines = breakLines(tokens, across);
-      if (lines.length > FEW_LINES) break;
-    }
-    main.classList.toggle("short", lines.length <= SHORT);
-    virtual.setOptions(options());
-    virtual._willUpdate();
-    virtual.measure();
-    draw(true);
-  }
-
-  const loadText = latest(context.fail);
-  const showText = (): void =>
-    loadText(async (current) => {
-      const axis = shadedAxis();
-      const n = axis === "key" ? layerOf(context).n_k : layerOf(context).n_q;
-      if (context.scene.has_tokens) {
-        const here = data.tokens(store.state.scene, axis);
-        await here.load(0, n);
-        if (!current()) return;
-        tokens = Array.from({ length: n }, (_, t) => here.at(t) ?? "");
-      } else tokens = Array.from({ length: n }, (_, t) => `${t} `);
-      starts = wordStarts(tokens);
-      weights = new Float32Array(n);
-      layout();
-      showWeights(true);
+  private showText(): void {
+    this.loadText(async (current) => {
+      const { context, axis } = this;
+      const { n_q, n_k } = layerOf(context);
+      const n = axis === "key" ? n_k : n_q;
+      const here = tokensOf(context)[axis];
+      await here?.load(0, n);
+      if (!current()) return;
+      this.tokens = Array.from({ length: n }, (_, t) => here?.at(t) ?? `${t} `);
+      this.starts = wordStarts(this.tokens);
+      const name = this.same ? "Tokens of the text" : axis === "key" ? "Keys" : "Queries";
+      const several = this.same ? ", with Shift several" : "";
+      this.lines.element.setAttribute("aria-label", `${name}. Arrow keys choose one${several}.`);
+      this.lines.setTokens(this.tokens);
+      this.showWeights(true);
     });
+  }
 
-  const loadWeights = latest(context.fail);
-  const showWeights = (scroll: boolean): void =>
-    loadWeights(async (current) => {
-      const at = headAt(store.state);
-      const token = picked();
+  private showWeights(scroll: boolean): void {
+    this.loadWeights(async (current) => {
+      const { data, store } = this.context;
+      const [at, token] = [headAt(store.state), this.picked()];
       const { by } = store.state;
-      const [from, to] = range();
-      const answer = await (to - from > 1
-        ? spanWeights(data, at, [from, to], tokens.length, by)
-        : by
-          ? data.column(at, from)
-          : data.row(at, from));
-      const norms = by ? new Float32Array(0) : await data.norms(at);
-      if (!current() || answer.length !== tokens.length) return;
+      const [from, to] = this.range();
+      const one = by ? data.column : data.row;
+      const [answer, norms] = await Promise.all([
+        to - from > 1 ? spanWeights(data, at, [from, to], this.tokens.length, by) : one.call(data, at, from),
+        by ? NOTHING : data.norms(at),
+        this.showChoosing(),
+      ]);
+      if (!current() || answer.length !== this.tokens.length) return;
       const moved = takenOf(answer, norms);
-      taken = grouped() && moved.length ? byWords(moved, starts, "sum") : moved;
-      weights = grouped() ? byWords(answer, starts, by ? "mean" : "sum") : answer;
-      const hidden = store.state.hide && !store.state.by;
-      top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
-      draw(true);
-      describe(token);
-      if (main.classList.contains("short")) await showBack(at, token, current);
-      if (scroll && lines.length)
-        virtual.scrollToIndex(lineOf(lines, Math.min(token, tokens.length - 1)), { align: "auto" });
+      const taken = this.grouped && moved.length ? byWords(moved, this.starts, "sum") : moved;
+      const weights = this.grouped ? byWords(answer, this.starts, by ? "mean" : "sum") : answer;
+      const hidden = store.state.hide && !by;
+      const top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
+      this.lines.shade(weights, top);
+      await this.describe(weights, taken, this.sinkOf(answer, by), current);
+      if (this.short) await this.showBack(at, token, current);
+      if (scroll) this.lines.show(token, "auto");
     });
-
-  function describe(token: number): void {
-    const [from, to] = range();
-    const order = largestOf(weights, grouped() ? starts.slice(0, -1) : undefined).slice(
-      0,
-      main.classList.contains("short") ? fitting() : LISTED,
-    );
-    const several = `${count(from)} to ${count(to - 1)}${same() && context.scene.has_tokens ? ` “${shortened(joined(from, to))}”` : ""}`;
-    const name = to - from > 1 ? several : same() ? nameOf(token) : count(token);
-    heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
-    columns.hidden = !taken.length;
-    const show = (t: number): void => virtual.scrollToIndex(lineOf(lines, t), { align: "center" });
-    list.replaceChildren(...order.map((t) => listed(t, weights[t], taken[t], () => show(t))));
   }
 
-  /** Those of the tokens that have weight, the heaviest first. */
-  const largestOf = (of: Float32Array, among: readonly number[] = Array.from(of.keys())): number[] =>
-    among.filter((t) => of[t] > 0).sort((a, b) => of[b] - of[a]);
-
-  /** A line of what is looked at, or looks. */
-  function listed(t: number, weight: number, more: number | undefined, act: () => void): HTMLElement {
-    const share = h("span", { class: "share" });
-    share.style.setProperty("--share", String(weight));
-    return h(
-      "li",
-      {},
-      h(
-        "button",
-        { type: "button", click: act, "data-weight": String(weight), "data-token": t },
-        context.scene.has_tokens &&
-          h("span", { class: "which" }, shortened(grouped() ? joined(...wordOf(starts, t)) : printable(tokens[t]))),
-        h("small", {}, count(t)),
-        share,
-        h("b", {}, figure(weight)),
-        more !== undefined && h("b", { title: TAKEN, "data-taken": more }, figure(Number(more.toPrecision(3)))),
-      ),
-    );
+  /** The text in which a token is chosen, where the shaded one is another. */
+  private async showChoosing(): Promise<void> {
+    this.choosing.element.hidden = this.same;
+    const { n_q, n_k } = layerOf(this.context);
+    const axis = this.chosenAxis;
+    if (!this.same) await this.choosing.show(axis, axis === "query" ? n_q : n_k, this.range());
   }
 
-  /** So many tokens fit into the list of a short text, which stands below it. */
-  const fitting = (): number => Math.max(LISTED, Math.floor((aside.clientHeight - ENTRY[1]) / ENTRY[0]));
+  private async describe(
+    weights: Float32Array,
+    taken: Float32Array,
+    sink: number | null,
+    current: () => boolean,
+  ): Promise<void> {
+    const { context, starts, tokens } = this;
+    const { by } = context.store.state;
+    const of = this.range();
+    const joined = (from: number, to: number): string =>
+      tokens
+        .slice(from, Math.min(to, from + 80))
+        .map(printable)
+        .join("");
+    const said = this.same && context.scene.has_tokens ? ` “${shortened(joined(...of))}”` : "";
+    const several = `${count(of[0])} to ${count(of[1] - 1)}${said}`;
+    const name = of[1] - of[0] > 1 ? several : await named(context, this.chosenAxis, of[0]);
+    if (!current()) return;
+    const listing = {
+      heading: by ? `What attends to ${name}` : `What ${name} attends to`,
+      weights,
+      taken,
+      tokens,
+      starts: this.grouped ? starts : undefined,
+      of,
+      by,
+      sink,
+      most: this.short ? fitting(this.aside.clientHeight) : LISTED,
+      act: (t: number) => this.lines.show(t, "center"),
+    };
+    this.list.replaceChildren(...listOf(context, listing));
+  }
 
-  /** What the chosen token looks at in other heads, and the direction that is not shaded. */
-  async function showBack(at: HeadAt, token: number, current: () => boolean): Promise<void> {
+  /** The direction that is not shaded, and what the chosen token looks at in other heads. */
+  private async showBack(at: HeadAt, token: number, current: () => boolean): Promise<void> {
+    const { data, store } = this.context;
     const { by } = store.state;
-    back.replaceChildren();
-    if (grouped() || store.state.span >= 0) return;
+    this.back.replaceChildren();
+    if (this.grouped || store.state.span >= 0) return;
+    // Of another text, what was chosen there is looked back from.
+    const from = this.same ? token : this.other();
+    const backwards = by ? data.row : data.column;
     const [others, heads] = await Promise.all([
-      !same() ? null : by ? data.row(at, token) : data.column(at, token),
+      from < 0 ? null : backwards.call(data, at, from),
       by ? [] : data.token(at.scene, token),
     ]);
+    const back = others ? await this.backwards(others, from) : [];
+    const name = await named(this.context, this.chosenAxis, token);
     if (!current()) return;
-    const name = same() ? nameOf(token) : count(token);
-    const order = others ? largestOf(others).slice(0, by ? LISTED : LISTED / 2) : [];
-    const sorted = heads.filter(({ keys }) => keys.length).sort((a, b) => b.weights[0] - a.weights[0]);
-    if (others)
-      back.append(
-        h("h2", {}, by ? `What ${name} attends to` : `What attends to ${name}`),
-        h("ol", { class: "strongest" }, ...order.map((t) => listed(t, others[t], undefined, () => pick(t)))),
-      );
-    if (!sorted.length) return;
-    back.append(
-      h("h2", {}, `What ${name} attends to most in each head`),
-      h(
-        "ol",
-        { class: "strongest" },
-        ...sorted.slice(0, fitting() - order.length - 1).map((row) => {
-          const { layer, head } = row;
-          const line = listed(row.keys[0], row.weights[0], undefined, () => store.set({ layer, head }));
-          line.querySelector("button")?.prepend(h("span", { class: "name" }, headName(context.scene, layer, head)));
-          return line;
-        }),
-      ),
-    );
+    const room = fitting(this.aside.clientHeight) - 1 - (others ? LISTED / 2 : 0);
+    const heading = `What ${name} attends to most in each head`;
+    this.back.replaceChildren(...back, ...headsList(this.context, heads, heading, token, this.tokens, room));
   }
 
-  function drawControls(): void {
-    controls.replaceChildren(
-      choice(
-        "Shade",
-        [
-          ["false", "what the chosen token attends to"],
-          ["true", "what attends to the chosen token"],
-        ],
-        String(store.state.by),
-        (by) => {
-          const token = picked();
-          const { span } = store.state;
-          store.set(by === "true" ? { by: true, j: token, span } : { by: false, i: token, span });
-        },
-      ),
+  /** What a row of weights leaves to the learned sink; null for a column, and where there is none. */
+  private sinkOf(weights: Float32Array, by: boolean): number | null {
+    return layerOf(this.context).sink && !by ? sinkShare(weights) : null;
+  }
+
+  /** The list of the direction that is not shaded, for a token of the shaded text. */
+  private async backwards(weights: Float32Array, token: number): Promise<HTMLElement[]> {
+    const { context } = this;
+    const { by } = context.store.state;
+    const name = await named(context, this.axis, token);
+    const tokens = tokensOf(context)[this.chosenAxis];
+    await tokens?.load(0, weights.length);
+    const listing = {
+      heading: by ? `What ${name} attends to` : `What attends to ${name}`,
+      weights,
+      taken: NOTHING,
+      tokens: Array.from(weights, (_, t) => tokens?.at(t) ?? `${t}`),
+      of: [token, token + 1] as const,
+      by: !by,
+      sink: this.sinkOf(weights, !by),
+      most: by ? LISTED : LISTED / 2,
+      act: (t: number) => this.pick(t, false),
+    };
+    return listOf(context, listing);
+  }
+
+  private drawControls(): void {
+    const { store, scene } = this.context;
+    const turn = (to: string): void => {
+      const by = to === "true";
+      // In one text the chosen tokens stay; of two, each has its own.
+      store.set(this.same ? { by, [by ? "j" : "i"]: this.picked(), span: store.state.span } : { by, span: -1 });
+    };
+    const ways = [
+      ["false", "what the chosen token attends to"],
+      ["true", "what attends to the chosen token"],
+    ] as const;
+    const summed = "Tokens of a word together: the sum of the weights on its keys, the mean of those of its queries.";
+    const words = tick("Words", store.state.words, (on) => store.set({ words: on }), summed);
+    this.controls.replaceChildren(
+      choice("Shade", ways, String(store.state.by), turn),
       toneChoice(store),
-      ...(context.scene.has_tokens
-        ? [
-            tick(
-              "Words",
-              store.state.words,
-              (words) => store.set({ words }),
-              "Tokens of a word together: the sum of the weights on its keys, the mean of those of its queries.",
-            ),
-          ]
-        : []),
+      ...(scene.has_tokens ? [words] : []),
       h(
         "p",
         { class: "help" },
@@ -343,58 +310,4 @@ export const textView: MakeView = (context) => {
       ),
     );
   }
-
-  sizer.addEventListener("click", (event) => {
-    const token = (event.target as HTMLElement).closest("[data-token]")?.getAttribute("data-token");
-    if (token && event.shiftKey) store.set({ span: Number(token) });
-    else if (token) pick(Number(token));
-  });
-  sizer.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault()); // letters stay unmarked
-  strip.addEventListener("click", (event) => {
-    const share = event.offsetY / strip.clientHeight;
-    virtual.scrollToIndex(Math.floor(share * lines.length), { align: "center" });
-  });
-  scroller.addEventListener("keydown", (event) => {
-    const end = event.shiftKey && store.state.span >= 0 ? store.state.span : picked();
-    const line = lines[lineOf(lines, end)];
-    if (!line) return;
-    const steps: Record<string, number> = {
-      ArrowLeft: -1,
-      ArrowRight: 1,
-      ArrowUp: -(line.stop - line.start),
-      ArrowDown: line.stop - line.start,
-      Home: -Infinity,
-      End: Infinity,
-    };
-    const step = steps[event.key];
-    if (step === undefined) return;
-    event.preventDefault();
-    const to = Math.max(0, Math.min(tokens.length - 1, end + step));
-    if (event.shiftKey) store.set({ span: to });
-    else pick(to);
-    virtual.scrollToIndex(lineOf(lines, to), { align: "auto" });
-  });
-  let width = 0;
-  const watcher = new ResizeObserver(() => {
-    if (scroller.clientWidth === width || !tokens.length) return;
-    width = scroller.clientWidth;
-    layout();
-  });
-  watcher.observe(scroller);
-
-  return {
-    element,
-    update(_, changed) {
-      if (touches(changed, "by", "tone", "scene", "words")) drawControls();
-      const axis = layerOf(context);
-      const other = tokens.length !== (shadedAxis() === "key" ? axis.n_k : axis.n_q);
-      if (changed.has("scene") || (changed.has("by") && axis.cross) || other) showText();
-      else if (touches(changed, "layer", "head", "i", "j", "by", "hide", "words", "span")) showWeights(false);
-      else draw(true);
-    },
-    destroy() {
-      watcher.disconnect();
-      unmount();
-    },
-  };
-};
+}

@@ -46,6 +46,7 @@ export const EVERYTHING: ReadonlySet<keyof State> = new Set([
   "filter",
   "least",
   "without",
+  "near",
 ]);
 
 /** Whether any of these changed. */
@@ -55,6 +56,9 @@ export const touches = (changed: ReadonlySet<keyof State>, ...keys: (keyof State
 export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer, head });
 
 export const layerOf = (context: Context): Layer => context.scene.layers[context.store.state.layer];
+
+/** Whether query t and key t are the same token: not in cross-attention, nor where queries are the last of the keys. */
+export const sameTokens = ({ cross, n_q, n_k }: Layer): boolean => !cross && n_q === n_k;
 
 /** The scale of colours: from paper to ink unless another was chosen, in both themes, so that pictures compare. */
 export function scaleName(state: State): ScaleName {

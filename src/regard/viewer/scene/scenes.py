@@ -121,7 +121,7 @@ class SceneLayer:
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
             "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain,
-            "scale": float(p.scale), "number": self.number, "numbers": list(self.numbers),
+            "scale": float(p.scale), "number": self.number, "numbers": list(self.numbers), "sink": p.sink is not None,
         }  # fmt: skip
 
 
@@ -250,6 +250,15 @@ class Head:
         few = self.n_q * self.n_k <= SMALL
         found = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
         return np.asarray(found[:, cols.start : cols.stop : cols.step] if few else found)
+
+    def sinks(self) -> NDArray[np.float32]:
+        """Return the weight of each query on the learned sink, exp(sink − lse); none without a sink.
+
+        Together with its weights on keys, that of a query makes 1.
+        """
+        sink = self.problem.sink
+        weights = np.zeros(0) if sink is None else np.exp(sink[0].astype(self.lse.dtype) - self.lse)
+        return weights.astype(np.float32)
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
         """Return weights as float32, NaN where a pair is certainly hidden."""

@@ -130,6 +130,7 @@ ROUTES = (
     Route("GET", "{scene}/ablations", views.ablations),
     Route("GET", "{scene}/ablation/{layer}/{head}", views.one_ablation),
     Route("GET", "{scene}/norms/{layer}/{head}", views.norms),
+    Route("GET", "{scene}/sinks/{layer}/{head}", views.sinks),
     Route("GET", "{scene}/matrices/{layer}/{head}", views.all_matrices),
     Route("GET", "{scene}/scores/{layer}/{head}/{i}", views.row_scores),
     Route("GET", "{scene}/stored/{layer}/{head}", views.stored),

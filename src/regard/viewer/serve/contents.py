@@ -124,7 +124,8 @@ class Contents:
         for number, saved in enumerate(self.layers):
             tiles, p = saved.tiles, saved.layer.problem
             for head in range(saved.layer.heads):
-                paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
+                parts = ("map", "profiles", "variance", *(("sinks",) if p.sink is not None else ()))
+                paths += [f"{name}/{what}/{number}/{head}" for what in parts]
                 paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
             # Last, when the coarse levels are known, so that no thumbnail is an estimate.
             if p.n_q * p.n_k > (FEW if self.editable else THUMB**2):

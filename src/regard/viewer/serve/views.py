@@ -25,8 +25,8 @@ MOST_SENT = 2 * 2**20
 
 MOST_VALUES = 2**20
 LARGEST_THUMB = 256
-LOOKED_AT = 3
-"""Keys listed for one token in each head."""
+LOOKED_AT = 7
+"""Keys told of one token in each head: three, when lists leave aside the first, itself and its neighbours."""
 
 
 def all_scenes(results: Results) -> Answer:
@@ -182,6 +182,11 @@ def column(results: Results, at: Question, j: int) -> Answer:
     """Answer the weights on a key."""
     rows, cols = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
     return Answer(200, results.ready(at, rows).seen(rows, cols)[:, 0])
+
+
+def sinks(results: Results, at: Question) -> Answer:
+    """Answer the weight of each query on the learned sink, none without a sink."""
+    return Answer(200, results.ready(at, range(at.of.problem.n_q)).sinks())
 
 
 def products(results: Results, at: Question) -> Answer:

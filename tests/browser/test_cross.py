@@ -1,0 +1,104 @@
+"""Queries and keys of two texts, and learned sinks: arcs, the text and lists say what the weights say."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from in_browser import READY, Tab, structured
+
+SINK = {"query": structured(24, 2)[0], "key": structured(24, 2)[1], "causal": True, "sink": np.array([3.0, 0.0])}
+LATER = {"query": structured(24, 2)[0][:, -4:], "key": structured(24, 2)[1], "causal": True, "offset": 20}
+WORDS = structured(24, 2)[3]
+
+
+@pytest.fixture(scope="module")
+def viewer(needed: None) -> Iterator[Any]:
+    import threading
+
+    from regard.viewer.scene import sources
+    from regard.viewer.serve.answers import Answers
+    from regard.viewer.serve.server import Viewer, bound
+
+    scenes = [
+        sources.translation(),
+        sources.arrays(**SINK, tokens=WORDS),
+        sources.arrays(**LATER, tokens=WORDS[-4:], key_tokens=WORDS),
+    ]
+    with bound() as home:
+        made = Viewer(Answers(scenes), home)
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    yield made
+    made.close()
+    thread.join(10)
+
+
+def arcs(page: Any) -> dict[tuple[str, str], float]:
+    """The arcs by the two tokens that they join, as their titles name them."""
+    titles = page.locator(".arcs .arc title").all_text_contents()
+    parted = [title.rpartition(": ") for title in titles]
+    return {tuple(ends.split(" → ")): float(weight) for ends, _, weight in parted}
+
+
+@pytest.mark.parametrize("scene", ["cross", "arrays-2"])
+def test_arcs_join_queries_and_keys(tab: Tab, scene: str) -> None:
+    page = tab.open(f"view=arcs&scene={scene}&layer=0&head=0")
+    page.wait_for_selector(READY["arcs"])
+    P = np.nan_to_num(tab.viewer.answers.get(f"{scene}/values/0/0").content)
+    told = [float(x) for x in page.eval_on_selector_all(".arcs .arc", "all => all.map(a => a.dataset.weight)")]
+    ends = page.eval_on_selector_all(".arcs .arc", "all => all.map(a => [Number(a.dataset.i), Number(a.dataset.j)])")
+    np.testing.assert_allclose(told, [P[i, j] for i, j in ends], rtol=1e-5)
+    assert {(i, j) for i, j in ends} >= {(i, j) for i, j in np.argwhere(P >= 0.06).tolist()}
+    labels = page.locator(".arcs g.word.key").all_text_contents()
+    assert len(labels) == P.shape[1]
+    if scene == "cross":
+        assert all(key in {"the·", "white·", "cat·", "is·", "sleeping"} for _, key in arcs(page))
+        assert labels == ["the·", "white·", "cat·", "is·", "sleeping"]
+    page.locator(".arcs g.word.key").nth(2).click()
+    page.wait_for_selector(".arcs g.word.key.chosen")
+    assert "j=2" in page.url
+    page.locator(".arcs g.word.query").nth(1).click()
+    page.wait_for_function("() => location.hash.includes('i=1')")
+
+
+def test_each_text_chooses_its_own_tokens(tab: Tab) -> None:
+    page = tab.open("view=text&scene=cross")
+    page.wait_for_selector(READY["text"])
+    assert page.locator("aside h2").first.inner_text() == "What 3 “dort” attends to"
+    assert page.locator(".choosing .token").all_inner_texts() == ["le ", "chat ", "blanc ", "dort"]
+    page.locator(".text-scroll [data-token='2']").click()
+    page.wait_for_function("() => location.hash.includes('j=2')")
+    assert page.locator("aside h2").first.inner_text() == "What 3 “dort” attends to"
+    page.locator(".choosing [data-token='1']").click()
+    page.wait_for_function("() => document.querySelector('aside h2').textContent === 'What 1 “chat·” attends to'")
+    page.get_by_label("Shade").select_option("true")
+    page.wait_for_function("() => document.querySelector('aside h2').textContent === 'What attends to 2 “cat·”'")
+    assert len(page.locator(".choosing .token").all()) == 5
+    assert len(page.locator(".text-scroll .token").all()) == 4
+
+
+def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
+    sink = 1 - regard.weights(**SINK)[0, -1].sum()
+    page = tab.open("view=arcs&scene=arrays&layer=0&head=0")
+    page.wait_for_selector(READY["arcs"])
+    assert page.locator(".arcs g.word.sink").text_content() == "sink"
+    shown = page.locator(".arcs .arc[data-i='23'][data-j='-1']").get_attribute("data-weight")
+    assert float(shown) == pytest.approx(sink, abs=1e-5)
+    page = tab.turn("view=map&scene=arrays&layer=0&head=0&i=23", ".token-row .shares li")
+    assert page.locator(".token-row .shares").first.locator("li").last.inner_text().split() == ["sink", f"{sink:.3f}"]
+
+
+def test_lists_leave_aside_what_most_heads_look_at(tab: Tab) -> None:
+    page = tab.open("view=text&scene=arrays&layer=0&head=1&i=20")
+    page.wait_for_selector(READY["text"])
+    tokens = "all => all.map(b => Number(b.dataset.token))"
+    listed = page.eval_on_selector_all("aside > div:first-child .strongest button", tokens)
+    assert listed
+    assert not {0, 19, 20} & set(listed)
+    assert "itself" in page.locator(".aside-line").first.inner_text()
+    page.locator(".aside-line button").first.click()
+    page.wait_for_selector(".strongest button[data-token='20']")
+    assert "near=true" in page.url
