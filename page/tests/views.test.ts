@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import type { Layer } from "../src/data";
 import { arcsIn, leastOf, shownFrom, SINK, USUAL, windowOf } from "../src/numbers/arcs";
-import { asideSaid, leavesAside, sinkShare, split } from "../src/parts/aside";
+import { asideSaid, leavesAside, placeOf, sinkShare, split } from "../src/parts/aside";
 import { stepOf } from "../src/parts/shadedlines";
 import { sameTokens } from "../src/views/view";
 
@@ -80,6 +80,11 @@ describe("lists", () => {
     expect(split([0, 5], () => true)).toEqual([[0, 5], []]);
     const weights = Float32Array.from([0.75, 0, 0, 0.125, 0.0625, 0.0625]);
     expect(asideSaid([0, 3, 4, 5], weights, 4, 5)).toBe("the first token 0.75, itself 0.063, its neighbours 0.19");
+  });
+
+  it("have the learned sink where its weight belongs", () => {
+    const weights = Float32Array.from([0.1, 0.5, 0.3]);
+    expect([0.9, 0.4, 0.05].map((sink) => placeOf(sink, [1, 2, 0], weights))).toEqual([0, 1, 3]);
   });
 
   it("give the learned sink what a row is short of 1", () => {

@@ -5,7 +5,7 @@ import { h } from "../dom";
 import { count, figure, printable, shortened } from "../numbers/format";
 import { wordOf } from "../numbers/words";
 import { headName, layerOf, sameTokens, type Context } from "../views/view";
-import { asideLine, asideSaid, leavesAside, split } from "./aside";
+import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
 import { TAKEN } from "./moved";
 
 export const LISTED = 10;
@@ -69,15 +69,12 @@ export function listOf(context: Context, listing: Listing): HTMLElement[] {
   };
   const [listed, aside] = split(largestOf(weights, starts?.slice(0, -1)), leavesWord);
   const { has_tokens } = context.scene;
-  const lines = listed
-    .slice(0, most)
-    .map((t) =>
-      entry(has_tokens ? wordAt(listing, t) : null, t, weights[t], taken.length ? taken[t] : null, () =>
-        listing.act(t),
-      ),
-    );
-  // A value of the learned sink is zero: nothing of it is taken along.
-  if (sink !== null) lines.push(entry("sink", null, sink, taken.length ? 0 : null));
+  const shown = listed.slice(0, most);
+  const lines = shown.map((t) =>
+    entry(has_tokens ? wordAt(listing, t) : null, t, weights[t], taken.length ? taken[t] : null, () => listing.act(t)),
+  );
+  // A learned sink has no value: nothing of it is taken along.
+  if (sink !== null) lines.splice(placeOf(sink, shown, weights), 0, entry("sink", null, sink, taken.length ? 0 : null));
   const switched = aside.length > 0 || (context.store.state.near && sameTokens(layer));
   return [
     h("h2", {}, listing.heading),

@@ -4,7 +4,7 @@ import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable } from "../numbers/format";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
-import { asideLine, asideSaid, leavesAside, sinkShare, split } from "./aside";
+import { asideLine, asideSaid, leavesAside, placeOf, sinkShare, split } from "./aside";
 import { TAKEN, takenOf } from "./moved";
 
 const LISTED = 8;
@@ -130,7 +130,10 @@ export function rowBars(
       ),
     );
   const sink = layer.sink && axis === "j" ? sinkShare(row) : null;
-  if (sink !== null) bars.push(bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3)));
+  if (sink !== null) {
+    const line = bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3));
+    bars.splice(placeOf(sink, listed.slice(0, LISTED), row), 0, line);
+  }
   const list = h("ol", { class: taken.length ? "shares taken" : "shares" }, taken.length > 0 && columnHeads(), ...bars);
   const switched = aside.length > 0 || (near && sameTokens(layer));
   return switched ? h("div", {}, list, asideLine(context, asideSaid(aside, row, of, of + 1))) : list;

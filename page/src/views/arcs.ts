@@ -140,6 +140,7 @@ class Arcs implements View {
     const { n_q, n_k } = layerOf(this.context);
     const same = sameTokens(layerOf(this.context));
     this.caption.replaceChildren(
+      same ? "" : "Queries above, keys below. ",
       ...(rows < n_q ? this.turning(same ? "Tokens" : "Queries", "i", r0, rows, n_q) : []),
       ...(!same && cols < n_k ? this.turning("Keys", "j", c0, cols, n_k) : []),
       empty ? " No weight is as large as this: move the slider to the left." : "",
