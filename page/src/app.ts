@@ -281,7 +281,7 @@ export class App {
     else {
       this.clear();
       if (touches(changed, "layer", "head")) this.drawHeader();
-      if (changed.has("scale")) this.drawLine();
+      if (touches(changed, "scale", "layer")) this.drawLine();
       this.view.update(state, changed);
     }
     this.tour?.point(this.element, state);
@@ -311,7 +311,8 @@ export class App {
   private drawLine(): void {
     const { state } = this.store;
     const dark = scaleName(state) !== "ink";
-    const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark), this.words);
+    const sink = this.scene?.layers[state.layer]?.sink;
+    const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark, sink), this.words);
     this.line.replaceChildren(...nodes);
   }
 

@@ -159,6 +159,8 @@ export interface Words {
   views: Record<string, string>;
   /** The words for {more}: on a scale from light to dark, and from dark to light. */
   more: [string, string];
+  /** The words for {sum}: without a learned sink, and with one. */
+  sums: [string, string];
   patterns: Record<"last" | "other" | "repeats" | "expects" | "unseen", string>;
   /** Why a head is shown first. */
   findings: Record<"induction" | "perhaps" | "concentrated" | "nothing" | "none", string>;

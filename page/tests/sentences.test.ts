@@ -6,8 +6,9 @@ import { expects, looks, runBefore } from "../src/parts/sentences";
 import { filled, lineOf } from "../src/parts/terms";
 
 const words = {
-  views: { map: "One head; {more} is more." },
+  views: { map: "One head; {more} is more, {sum}." },
   more: ["darker", "brighter"],
+  sums: ["alone", "with a sink"],
   patterns: {
     last: "The last token, {query}, looks most at {key} (weight {weight}){repeats}.",
     other: "Token {query} looks most at {key} (weight {weight}){repeats}.",
@@ -38,8 +39,9 @@ describe("sentences", () => {
   it("say what comes next, and in which colours", () => {
     expect(expects(words, scene)).toBe("The model expects next: “↵” 25.0%.");
     expect(expects(words, { ...scene, following: [] })).toBe("");
-    expect(lineOf("map", words, false)).toBe("One head; darker is more.");
-    expect(lineOf("map", words, true)).toBe("One head; brighter is more.");
+    expect(lineOf("map", words, false)).toBe("One head; darker is more, alone.");
+    expect(lineOf("map", words, true)).toBe("One head; brighter is more, alone.");
+    expect(lineOf("map", words, false, true)).toBe("One head; darker is more, with a sink.");
     expect(filled("{a} {b}", { a: "{b}" })).toBe("{b} {b}"); // what is filled in is not filled again
   });
 });

@@ -142,6 +142,15 @@ describe("a saved page", () => {
     expect([without.get("weighted sum")?.values, without.has("value")]).toEqual([undefined, false]);
   });
 
+  it("shows the weight on a learned sink as a step", async () => {
+    const sinks = { f32: btoa(String.fromCharCode(...new Uint8Array(new Float32Array([0, 0, 0.25]).buffer))) };
+    const held = { ...stored, sink: true } as never;
+    const file = new FileSource({ answers: { "api/s/sinks/0/0": sinks }, exact: { "s/0/0": held } });
+    const { stages } = (await file.json("api/s/step/0/0/2/1")) as { stages: Stage[] };
+    const step = stages.find(({ name }) => name === "sink");
+    expect(step).toMatchObject({ value: 0.25, text: "row 2 leaves 25.00% of its attention to the learned sink" });
+  });
+
   it("says that it has no steps where rules are more than it knows", async () => {
     const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
     await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("without its queries and keys");

@@ -90,6 +90,9 @@ def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
     page = tab.turn("view=map&scene=arrays&layer=0&head=0&i=23", ".token-row .shares li")
     entry = page.locator(".token-row .shares").first.locator("li", has_text="sink")
     assert entry.inner_text().split() == ["sink", f"{sink:.3f}"]
+    page.wait_for_selector(READY["map"])
+    assert "the learned sink 0.7" in page.locator(".readout").inner_text()
+    assert "a row and the learned sink sum to 1." in page.locator("p.said").inner_text()
 
 
 def test_lists_leave_aside_what_most_heads_look_at(tab: Tab) -> None:

@@ -177,7 +177,7 @@ def test_text_is_shaded_by_rows_and_columns(tab: Tab, arrays: dict[str, Any]) ->
         (True, 77, weights(call, cols=slice(77, 78))[1, :, 0]),
     ):
         index = "j" if by else "i"
-        page = tab.open(f"view=text&scene=arrays&head=1&{index}={chosen}&by={'true' if by else 'false'}")
+        page = tab.open(f"view=text&scene=arrays&head=1&{index}={chosen}&by={'true' if by else 'false'}&near=true")
         page.wait_for_selector(".strongest li")
         listed = page.eval_on_selector_all(
             ".strongest button", "all => all.map(b => [Number(b.dataset.token), Number(b.dataset.weight)])"
@@ -192,7 +192,7 @@ def test_text_is_shaded_by_rows_and_columns(tab: Tab, arrays: dict[str, Any]) ->
 
 
 def test_long_text_draws_what_is_seen_alone(tab: Tab, arrays: dict[str, Any]) -> None:
-    page = tab.open("view=text&scene=arrays-3&i=19990")
+    page = tab.open("view=text&scene=arrays-3&i=19990&near=true")
     page.wait_for_selector(".token[data-token='19990'].chosen")
     assert page.locator(".token").count() < 2_000
     listed = page.locator(".strongest button").first

@@ -74,7 +74,7 @@ def test_weight_times_the_length_of_the_value(tab: Tab) -> None:
 
 @pytest.mark.parametrize("view", ["overview", "map", "text", "token"])
 def test_what_is_taken_along_stands_beside_the_weight(tab: Tab, view: str) -> None:
-    page = tab.open(f"view={view}&layer=2&head=2&i=53")
+    page = tab.open(f"view={view}&layer=2&head=2&i=53&near=true")
     page.wait_for_selector("[data-taken]:visible")
     trace = ExampleModel.load().run(ExampleModel.load().encode(SENTENCE))
     weights = trace.weights(2, rows=slice(53, 54))[2, 0]
@@ -86,7 +86,7 @@ def test_what_is_taken_along_stands_beside_the_weight(tab: Tab, view: str) -> No
     page = tab.turn(f"view={view}&scene=arrays-3&i=40", READY[view])  # no values were given
     page.wait_for_function("() => !document.querySelector('[data-taken]')")
     if view == "text":
-        page = tab.turn("view=text&scene=example&layer=2&head=2&i=53&words=true", "[data-taken]")
+        page = tab.turn("view=text&scene=example&layer=2&head=2&i=53&words=true&near=true", "[data-taken]")
         first = page.locator(".strongest button").first
         start, word = int(first.get_attribute("data-token")), first.locator(".which").inner_text()
         assert len(word) > 1

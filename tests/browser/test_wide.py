@@ -70,7 +70,7 @@ def test_beside_a_map_stand_its_row_and_its_column(tab: Tab) -> None:
 
 
 def test_a_short_text_has_its_lists_below(tab: Tab) -> None:
-    page = tab.open("view=text&layer=2&head=2&i=30")
+    page = tab.open("view=text&layer=2&head=2&i=30&near=true")
     page.wait_for_selector(".back .name")
     text, list_ = page.locator(".text-scroll").bounding_box(), page.locator(".strongest").first.bounding_box()
     assert list_["y"] > text["y"] + text["height"]

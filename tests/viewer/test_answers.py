@@ -896,6 +896,12 @@ def test_a_learned_sink_takes_what_a_row_is_short_of_one() -> None:
         found = asked(answers, f"arrays/sinks/0/{head}")
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, 1 - P[head].sum(-1), atol=2e-6)
+        profile = asked(answers, f"arrays/profiles/0/{head}")["learned_sink"]["values"]
+        np.testing.assert_allclose(profile, found, rtol=1e-5)
+        stages = {stage["name"]: stage for stage in asked(answers, f"arrays/step/0/{head}/30/3")["stages"]}
+        assert stages["sink"]["value"] == pytest.approx(found[30], rel=1e-5)
     without = Answers([arrays(Q, K)], patience=None)
     assert not asked(without, "scenes")["scenes"][0]["layers"][0]["sink"]
     assert asked(without, "arrays/sinks/0/0").size == 0
+    assert "learned_sink" not in asked(without, "arrays/profiles/0/0")
+    assert "sink" not in {stage["name"] for stage in asked(without, "arrays/step/0/0/30/3")["stages"]}

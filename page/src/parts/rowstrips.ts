@@ -2,12 +2,13 @@
 
 import { fitted, h } from "../dom";
 import { count, figure, printable } from "../numbers/format";
-import { tokensOf, type Context } from "../views/view";
+import { layerOf, tokensOf, type Context } from "../views/view";
+import { sinkShare } from "./aside";
 
 const TITLES = [
   ["Scores before the mask", "how well each key fits"],
   ["Scores after the mask", "a hidden key has −∞ (striped)"],
-  ["Weights after the softmax", "exp of the score over the sum of all: they sum to 1"],
+  ["Weights after the softmax", "exp of the score over the sum of all"],
 ] as const;
 
 export interface RowStrips {
@@ -72,8 +73,10 @@ export function rowStrips(context: Context): RowStrips {
       brush.fillStyle = colour("--mark");
       brush.fillRect((key + 0.5) * step - 4, height - 3, 8, 3);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
+      const sums =
+        k < 2 ? "" : layerOf(context).sink ? `; the learned sink: ${figure(sinkShare(row))}` : "; they sum to 1";
       facts[k].textContent =
-        `Key ${count(key)}: ${figure(Number(row[key].toPrecision(4)))}; largest: key ${count(best)}, ${figure(Number(row[best].toPrecision(4)))}`;
+        `Key ${count(key)}: ${figure(Number(row[key].toPrecision(4)))}; largest: key ${count(best)}, ${figure(Number(row[best].toPrecision(4)))}${sums}`;
       canvas.setAttribute("aria-label", `${TITLES[k][0]}. ${facts[k].textContent}`);
     });
   }

@@ -27,8 +27,9 @@ export const definitionOf = (kind: string, words: Words): string =>
   words.kinds.find(({ name }) => name === kind)?.definition ?? "";
 
 /** The line of a view, in the words of its colour scale. */
-export function lineOf(view: string, words: Words, dark: boolean): string {
-  return (words.views[view] ?? "").replaceAll("{more}", words.more[dark ? 1 : 0]);
+export function lineOf(view: string, words: Words, dark: boolean, sink = false): string {
+  const line = (words.views[view] ?? "").replaceAll("{more}", words.more[dark ? 1 : 0]);
+  return line.replace("{sum}", words.sums[sink ? 1 : 0]);
 }
 
 /** A pattern with its gaps filled. */

@@ -7,7 +7,7 @@ import { binAt, stairs } from "../numbers/stairs";
 import { breakLines, lineOf } from "../parts/lines";
 import { DifferencePicture, HeadPicture } from "../parts/pictures";
 import { comparedHead } from "../views/compare";
-import { chosen, headAt, layerOf, lookOf, named, scaleName, tokensOf, type Context } from "../views/view";
+import { chosen, headAt, layerOf, lookOf, named, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
 import { Drawing, INK, LINE, SOFT } from "./drawing";
 import { drawMap, drawScale, partOf, ROOM } from "./maps";
 
@@ -147,8 +147,7 @@ async function textFigure(context: Context): Promise<Drawing> {
   const tokens = Array.from(weights, (_, t) => (list ? (list.at(t) ?? "") : `${t} `));
   const [across, lines] = [76, 40];
   const broken = breakLines(tokens, across);
-  const own =
-    layerOf(context).n_q === layerOf(context).n_k ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
+  const own = sameTokens(layerOf(context)) ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
   const first = Math.max(0, Math.min(lineOf(broken, own) - lines + 6, broken.length - lines));
   const top = weights.reduce((most, w, t) => (w > most && !(state.hide && !state.by && t === 0) ? w : most), 0) || 1;
   const scale = SCALES[scaleName(state)];
@@ -165,7 +164,7 @@ async function textFigure(context: Context): Promise<Drawing> {
       const place = weights[t] > 0 ? toned(weights[t], top, state.tone) : 0;
       const ground = ramp(scale, place);
       if (place > 0.03) drawing.box(x, y, width, high - 3, css(ground));
-      if (t === own && own === token) drawing.box(x, y, width, high - 3, "none", "#c2410c", 1.5);
+      if (t === own && sameTokens(layerOf(context))) drawing.box(x, y, width, high - 3, "none", "#c2410c", 1.5);
       if (text.trim())
         drawing.text(x, y + 14, text, {
           size: 13,
@@ -202,11 +201,14 @@ async function arcsFigure(context: Context): Promise<Drawing> {
       .slice(1)
       .map(Number);
     const size = Math.min(11, 12.5 * by + 2);
-    const text = word.textContent ?? "";
-    drawing.text(x * by + 0.35 * size, y * by + columns(text) * 0.62 * size, text, { size, mono: true, upward: true });
+    // Letters go upward: those below a row end at it, those of a row of queries above the keys begin there.
+    const above = word.getAttribute("transform")?.includes("rotate(-90)");
+    const text = shortened(word.textContent ?? "", above ? 11 : undefined);
+    const foot = y * by + (above ? 0 : columns(text) * 0.62 * size);
+    drawing.text(x * by + 0.35 * size, foot, text, { size, mono: true, upward: true });
   }
   drawing.caption(
-    `Arcs of ${nameOfHead(context)} ${ofText(context)}: from each token to those that it looks at; the darker and thicker, the more weight.`,
+    `Arcs of ${nameOfHead(context)} ${ofText(context)}: from each ${sameTokens(layerOf(context)) ? "token to those" : "query, above, to the keys"} that it looks at; the darker and thicker, the more weight.`,
   );
   return drawing;
 }

@@ -65,7 +65,9 @@ export class FileSource implements Source {
     if (typed !== undefined) return typed;
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
     if (what === "step") {
-      return { stages: await stagesOf(this.steps(`${scene}/${layer}/${head}`), Number(i), Number(j)) };
+      const weights = this.steps(`${scene}/${layer}/${head}`);
+      const share = weights.head.sink ? this.sinks(`${scene}/sinks/${layer}/${head}`)[Number(i)] : undefined;
+      return { stages: await stagesOf(weights, Number(i), Number(j), share) };
     }
     if (what === "matrices") {
       return { matrices: await matricesOf(this.steps(`${scene}/${layer}/${head}`)) };
@@ -114,6 +116,13 @@ export class FileSource implements Source {
   private scenes(): Scenes {
     const stored = this.data.answers["api/scenes"] as Scenes;
     return { ...stored, scenes: [...stored.scenes, ...(this.typed?.scenes ?? [])] };
+  }
+
+  /** The weight of each query on the learned sink. */
+  private sinks(path: string): Float32Array {
+    const text = (this.data.answers[`api/${path}`] as Stored)?.f32;
+    if (text === undefined) throw absent();
+    return new Float32Array(bytesOf(text));
   }
 
   private layersOf(scene: string): Layer[] {

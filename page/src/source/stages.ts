@@ -9,7 +9,8 @@ const six = (x: number): string => String(Number(x.toPrecision(6)));
 
 const finite = (x: number): number | null => (Number.isFinite(x) ? x : null);
 
-export async function stagesOf(weights: ComputedWeights, i: number, j: number): Promise<Stage[]> {
+/** share: the weight of query i on the learned sink, if there is one. */
+export async function stagesOf(weights: ComputedWeights, i: number, j: number, share?: number): Promise<Stage[]> {
   const { q, k, d, n_k, scale, lse } = weights;
   const { mask, score, sink, no_values } = weights.head;
   const { unmasked, masked } = await weights.scores(i, i + 1, 0, n_k);
@@ -68,6 +69,16 @@ export async function stagesOf(weights: ComputedWeights, i: number, j: number): 
         : `row ${i} sees no key: minus infinity`,
       value: finite(lse[i]),
     },
+    ...(share === undefined
+      ? []
+      : [
+          {
+            name: "sink",
+            formula: `p_{${i},\\mathrm{sink}}=e^{\\mathrm{sink}-\\mathrm{lse}_{${i}}}`,
+            text: `row ${i} leaves ${(100 * share).toFixed(2)}% of its attention to the learned sink`,
+            value: share,
+          },
+        ]),
     {
       name: "softmax weight",
       formula: `p_{${i},${j}}=e^{${s}-\\mathrm{lse}_{${i}}}`,

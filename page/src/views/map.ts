@@ -75,15 +75,18 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const describe = (cell: Cell, aloud: boolean): void =>
     write(async (current) => {
       if (!picture) return;
-      const [query, key, weight] = await Promise.all([
+      const at = headAt(store.state);
+      const [query, key, weight, sinks] = await Promise.all([
         named(context, "query", cell.i),
         named(context, "key", cell.j),
-        data.weight(headAt(store.state), picture.info, cell.i, cell.j),
+        data.weight(at, picture.info, cell.i, cell.j),
+        layerOf(context).sink ? data.sinks(at) : null,
       ]);
       const names = `query ${query} → key ${key}`;
       if (!current()) return;
       const value = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
-      readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value));
+      const sink = sinks ? ` · query → the learned sink ${figure(sinks[cell.i])}` : "";
+      readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value), sink);
       if (aloud) context.say(`${names}: ${value}`);
     });
 

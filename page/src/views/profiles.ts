@@ -24,6 +24,7 @@ const CHARTS: readonly (readonly [key: string, title: string, axis: string, help
   ],
   ["received", "Attention received", "key", "The weight that a key gets from all queries: a lone high key is a sink."],
   ["sink", "On the first key", "query", "The weight on key 0."],
+  ["learned_sink", "On the learned sink", "query", "What rows of weights are short of 1."],
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
 ];
 

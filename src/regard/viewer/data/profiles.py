@@ -26,6 +26,7 @@ LABELS = {
     "normalized_entropy": "entropy over the logarithm of how many keys the query sees",
     "received": "weight that a key receives from all queries",
     "sink": "weight of a query on the first key",
+    "learned_sink": "weight of a query on the learned sink",
     "lse": "lse of a query",
 }
 
@@ -55,6 +56,8 @@ class BinnedProfile:
 
 def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, BinnedProfile]:
     """Compute every profile of `LABELS`, in O(n) memory.
+
+    That of the learned sink is there for heads that have one.
 
     progress: called with the share of queries that is done.
     """
@@ -88,7 +91,8 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         by_distance, pairs, lowest = by_distance[begin:end], pairs[begin:end], lowest + begin
     made = {"offset": along_distances(by_distance, pairs, lowest)}
     made |= {name: binned(x) for name, x in whole.items() if name != "lse"}
-    return made | {"received": binned(received), "sink": binned(first), "lse": binned(whole["lse"])}
+    learned = {} if p.sink is None else {"learned_sink": binned(head.sinks())}
+    return made | {"received": binned(received), "sink": binned(first), **learned, "lse": binned(whole["lse"])}
 
 
 def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> BinnedProfile:

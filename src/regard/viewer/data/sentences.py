@@ -12,14 +12,15 @@ CAVEAT = "Attention shows where a head reads from. It does not by itself explain
 BEGINNING = "⊢ marks the beginning of the text: it is the token that the model reads first."
 
 MORE = ("darker", "brighter")
+
+SUMS = ("a row sums to 1", "a row and the learned sink sum to 1")
 """The words that may stand for {more}: on a scale from light to dark, and from dark to light."""
 
 VIEWS = {
     "overview": "A finding to begin with. Left: every head. Middle: the chosen head. Right: where one token looks.",
     "heads": "Each picture is a head. A row is a token that looks (query), a column what it looks at (key); {more} is "
     "more.",
-    "map": "One head. A row is a token that looks (query), a column what it looks at (key); {more} is more, and a row "
-    "sums to 1.",
+    "map": "One head. A row is a token that looks (query), a column what it looks at (key); {more} is more, and {sum}.",
     "text": "The text as the chosen token sees it: the {more} a token, the more the chosen one looks at it.",
     "token": "One token in every head: a row is a layer, a column a head, a cell names what it looks at most.",
     "compare": "Two heads and their difference: blue where the first looks more, orange where the second does.",
@@ -29,7 +30,7 @@ VIEWS = {
     "ablation": "Where a head looks does not say that it matters: switch it off, and see what the model then expects.",
     "arcs": "An arc leads from a token that looks to one it looks at; thicker is more.",
 }
-"""A line for each view. {more} is one of `MORE`."""
+"""A line for each view. {more} is one of `MORE`, {sum} one of `SUMS`."""
 
 
 class Term(NamedTuple):
@@ -86,7 +87,7 @@ def view(name: str, more: str = MORE[0]) -> str:
     >>> view("map").endswith("darker is more, and a row sums to 1.")
     True
     """
-    return VIEWS[name].replace("{more}", more)
+    return VIEWS[name].replace("{more}", more).replace("{sum}", SUMS[0])
 
 
 def quoted(token: str, most: int = 24) -> str:
@@ -189,6 +190,7 @@ def words() -> dict[str, Any]:
     return {
         "views": VIEWS,
         "more": list(MORE),
+        "sums": list(SUMS),
         "patterns": PATTERNS,
         "findings": FINDINGS,
         "glossary": [term._asdict() for term in GLOSSARY],

@@ -86,6 +86,10 @@ def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[We
     yield WeightStage(
         "log-sum-exp", rf"\mathrm{{lse}}_{{{i}}}=\log\left(\sum_j e^{{s_{{{i},j}}}}{extra}\right)", text, lse
     )
+    if p.sink is not None:
+        share = float(f.p_sink[0, 0, 0])
+        formula = rf"p_{{{i},\mathrm{{sink}}}}=e^{{\mathrm{{sink}}-\mathrm{{lse}}_{{{i}}}}}"
+        yield WeightStage("sink", formula, f"row {i} leaves {share:.2%} of its attention to the learned sink", share)
     formula = rf"p_{{{i},{j}}}=e^{{{symbol}-\mathrm{{lse}}_{{{i}}}}}"
     yield WeightStage("softmax weight", formula, f"row {i} looks at row {j} with {weight:.2%} of its attention", weight)
     summed = rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j"
