@@ -22,7 +22,7 @@ from regard.examplemodel import ExampleModel
 from regard.viewer.data.scores import KINDS
 from regard.viewer.data.summary import LookData, look_data, pooled
 from regard.viewer.scene.labels import byte_tokens, encodable, printable, readable
-from regard.viewer.scene.sources import Settings, example
+from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.show.blocks import Screen
 from regard.viewer.show.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, tone
 from regard.viewer.show.picture import HEIGHT, WIDTH, picture
@@ -512,3 +512,24 @@ def test_rich_text_is_never_parsed_as_markup():
     assert Text.from_markup("[red]x[/red]").plain == "x"
     data = made_up(["[red]x[/red]"] * 3)
     assert "[red]x[/red]" in printed(data, width=120)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [("le chat dort", "the old cat sleeps"), ("a b c d", "e f"), ("a b", "c d")]
+)
+def test_pictures_of_two_texts_name_each_by_its_own_tokens(queries: str, keys: str) -> None:
+    tokens, others = queries.split(), keys.split()
+    q, k = (np.random.default_rng(0).standard_normal((2, len(x), 8)) for x in (tokens, others))
+    data = look_data(arrays(q, k, tokens=tokens, key_tokens=others))
+    choice = data.choose(0, 0, len(tokens) - 1)
+    weights = regard.weights(q, k)[0, -1]
+    assert [key for key, _ in data.attended(choice)] == np.argsort(-weights, kind="stable").tolist()
+    printed = StringIO()
+    show(data, choice, Console(file=printed, width=100, height=60, color_system=None))
+    drawn = picture(data, choice).decode()
+    for text in (printed.getvalue(), drawn):
+        assert all(token in text for token in (*tokens, *others))
+    said = printed.getvalue()
+    best = others[int(weights.argmax())]
+    assert f"“{best}”" in said
+    assert not re.search(r'stroke="#[0-9a-f]+" stroke-width="2.5"', drawn)  # no key is the chosen query

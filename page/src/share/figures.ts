@@ -189,7 +189,7 @@ async function arcsFigure(context: Context): Promise<Drawing> {
   const shown = document.querySelector(".regard .arcs svg");
   const drawing = new Drawing(WIDE, `Arcs ${ofText(context)}`);
   const wide = Number(shown?.getAttribute("width") ?? WIDE);
-  const by = WIDE / wide;
+  const by = Math.min(1, WIDE / wide); // few tokens stay as large as they are
   for (const path of shown?.querySelectorAll("path.arc") ?? []) {
     const d = (path.getAttribute("d") ?? "").replace(/-?\d+(\.\d+)?/g, (x) =>
       String(Number((Number(x) * by).toFixed(2))),

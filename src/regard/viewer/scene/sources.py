@@ -212,7 +212,7 @@ def arrays(
         problem=p,
         lse=lse,
         no_values="no values were given" if value is None else "",
-        cross=p.n_q != p.n_k and p.mask is None,
+        cross=p.mask is None and (p.n_q != p.n_k or (tokens is not None and tuple(map(str, tokens)) != names)),
     )
     return Scene(
         name=name,

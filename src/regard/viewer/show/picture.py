@@ -171,7 +171,7 @@ def _shaded_text(drawing: Canvas, data: LookData, choice: Choice) -> None:
         at += (columns - at % columns) if at % columns + len(label) > columns else 0
         places.append((at // columns, at % columns, label))
         at += len(label) + len(data.separator)
-    own = choice.token if data.n == data.n_k else None  # if the query is one of the keys
+    own = choice.token if data.labels == data.key_labels else None  # if the query is one of the keys
     middle = int(np.nanargmax(np.nan_to_num(row))) if own is None else own
     first = max(0, places[middle][0] - lines + 1)
     drawing.shapes.append(Text(_RIGHT, 530, "Text, shaded by its attention", bold=True))
