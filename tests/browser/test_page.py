@@ -421,7 +421,7 @@ def test_scale_and_temperature_change_the_row(tab: Tab, arrays: dict[str, Any]) 
 
 
 def test_one_token_in_every_head(tab: Tab) -> None:
-    page = tab.open("view=token&scene=example&i=53&layer=1&head=0")
+    page = tab.open("view=token&near=true&scene=example&i=53&layer=1&head=0")
     page.wait_for_selector(READY["token"])
     cells = page.locator(".one-token .cell small").all_inner_texts()
     answers = tab.viewer.answers
