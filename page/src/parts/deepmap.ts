@@ -8,6 +8,7 @@ import { short } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
 import type { Picture, Pixels } from "./pictures";
 import { drawRuler } from "./rulers";
+import { cellWidth, stageOf, WIDEST_CELL } from "./stage";
 
 export interface Cell {
   i: number;
@@ -43,14 +44,12 @@ interface TileJob {
 
 /** The least width of a cell in pixels that holds a number. */
 const ROOM_FOR_NUMBERS = 44;
-const WIDEST_CELL = 96;
 /** Numbers below this do not ask to be read. */
 const FAINT = 0.01;
 /** Milliseconds until what is not whole is asked for again. */
 const AGAIN_MS = 250;
 /** Milliseconds without a movement after which a map is at rest. */
 const REST_MS = 400;
-
 const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export class DeepMap {
@@ -59,6 +58,12 @@ export class DeepMap {
   private readonly overlay = h("canvas", { class: "overlay sheet", "aria-hidden": "true" });
   /** The paper that the map is on: hidden pairs show it. */
   private readonly ground = h("div", { class: "ground", "aria-hidden": "true" });
+  private readonly corner = h(
+    "div",
+    { class: "corner", "aria-hidden": "true" },
+    h("span", {}, "key →"),
+    h("span", {}, "query ↓"),
+  );
   private readonly top = h("canvas", { class: "ruler top", "aria-hidden": "true" });
   private readonly left = h("canvas", { class: "ruler left", "aria-hidden": "true" });
   private readonly viewer: OpenSeadragon.Viewer;
@@ -97,49 +102,27 @@ export class DeepMap {
       this.overlay,
       this.waiting,
     );
-    this.element = h(
-      "div",
-      { class: "deepmap" },
-      h("div", { class: "corner", "aria-hidden": "true" }, h("span", {}, "key →"), h("span", {}, "query ↓")),
-      this.top,
-      this.left,
-      this.stage,
-    );
-    this.viewer = new OpenSeadragon.Viewer({
-      element: place,
-      drawer: "canvas",
-      imageSmoothingEnabled: false,
-      minPixelRatio: 1, // a pixel of a tile is never smaller than one of the screen: nothing falls between them
-      maxZoomPixelRatio: WIDEST_CELL,
-      minZoomImageRatio: 0.7,
-      visibilityRatio: 0.3,
-      animationTime: calm() ? 0 : 0.35,
-      springStiffness: 9,
-      zoomPerScroll: 1.35,
-      imageLoaderLimit: 6,
-      maxImageCacheCount: 160,
-      maxTilesPerFrame: 8,
-      showNavigationControl: false,
-      showNavigator: options.minimap,
-      navigatorPosition: "TOP_RIGHT",
-      navigatorSizeRatio: 0.16,
-      navigatorAutoFade: false,
-      navigatorOpacity: 1,
-      navigatorBackground: "transparent",
-      navigatorBorderColor: "transparent",
-      navigatorDisplayRegionColor: "#e0872c",
-      keyboardNavEnabled: false,
-      tabIndex: -1,
-      gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true },
-      gestureSettingsTouch: { clickToZoom: false, dblClickToZoom: true },
-      gestureSettingsPen: { clickToZoom: false },
-    } as OpenSeadragon.Options);
+    this.element = h("div", { class: "deepmap" }, this.corner, this.top, this.left, this.stage);
+    this.viewer = new OpenSeadragon.Viewer(viewerOptions(place, options.minimap));
     for (const element of place.querySelectorAll("[tabindex]")) element.setAttribute("tabindex", "-1");
+    this.listen();
+    this.watchPointer();
+    this.watcher = new ResizeObserver(() => {
+      this.fit();
+      if (this.whole && this.viewer.isOpen()) this.home(true);
+      this.draw();
+    });
+    this.watcher.observe(this.element);
+    this.watcher.observe(this.stage);
+  }
+
+  /** Hears what OpenSeadragon does. */
+  private listen(): void {
     for (const event of ["update-viewport", "animation", "open", "resize"] as const) {
       this.viewer.addHandler(event, () => {
         this.draw();
         if (this.pointer) this.point(this.cellAt(this.pointer.x, this.pointer.y));
-        options.onMove(this);
+        this.options.onMove(this);
         this.restLater();
       });
     }
@@ -148,17 +131,7 @@ export class DeepMap {
       const cell = event.quick ? this.cellAt(event.position.x, event.position.y) : null;
       if (cell) this.options.onPick(cell);
     });
-    this.viewer.addHandler("tile-load-failed", (event) => options.onError(new Error(event.message)));
-    this.stage.addEventListener("pointermove", (event) => {
-      const box = this.stage.getBoundingClientRect();
-      this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
-      this.point(this.cellAt(this.pointer.x, this.pointer.y));
-    });
-    this.stage.addEventListener("pointerleave", () => {
-      this.pointer = null;
-      this.point(null);
-    });
-    this.stage.addEventListener("keydown", (event) => this.key(event));
+    this.viewer.addHandler("tile-load-failed", (event) => this.options.onError(new Error(event.message)));
     this.viewer.addHandler("canvas-scroll", (event) => {
       const turned = event.originalEvent as WheelEvent;
       // In a notebook the wheel scrolls the notebook, until the map is clicked.
@@ -175,11 +148,29 @@ export class DeepMap {
     ] as const) {
       this.viewer.addHandler(event, () => (this.whole = false));
     }
-    this.watcher = new ResizeObserver(() => {
-      if (this.whole && this.viewer.isOpen()) this.home(true);
-      this.draw();
+  }
+
+  private watchPointer(): void {
+    this.stage.addEventListener("pointermove", (event) => {
+      const box = this.stage.getBoundingClientRect();
+      this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
+      this.point(this.cellAt(this.pointer.x, this.pointer.y));
     });
-    this.watcher.observe(this.stage);
+    this.stage.addEventListener("pointerleave", () => {
+      this.pointer = null;
+      this.point(null);
+    });
+    this.stage.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Gives the stage the shape of the matrix. */
+  private fit(): void {
+    if (!this.picture) return;
+    const { n_q, n_k } = this.picture.info;
+    const [left, top] = [this.corner.offsetWidth, this.corner.offsetHeight];
+    const { wide, high } = stageOf(n_q, n_k, this.element.clientWidth - left, this.element.clientHeight - top);
+    this.element.style.setProperty("--wide", `${wide}px`);
+    this.element.style.setProperty("--high", `${high}px`);
   }
 
   destroy(): void {
@@ -198,6 +189,7 @@ export class DeepMap {
     this.waiting.hidden = same;
     this.picture = picture;
     this.tokens = tokens;
+    this.fit();
     this.generation++;
     this.unfinished = new Map();
     window.clearTimeout(this.growing);
@@ -301,7 +293,13 @@ export class DeepMap {
   home(atOnce = calm()): void {
     this.whole = true;
     this.resize();
-    this.viewer.viewport.goHome(atOnce);
+    const [wide, high] = [this.stage.clientWidth, this.stage.clientHeight];
+    if (!this.picture || !wide || !high) return;
+    // Where the stage is larger than the map, the map lies at its rulers, and not in the middle.
+    const { n_q, n_k } = this.picture.info;
+    const step = cellWidth(n_q, n_k, wide, high);
+    const seen = new OpenSeadragon.Rect(0, 0, wide / step, high / step);
+    this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(seen), atOnce);
   }
 
   /** Tells OpenSeadragon a new size, which it learns later than this. */
@@ -442,6 +440,11 @@ export class DeepMap {
       false,
       this.draw,
     );
+    const ends = [
+      axes.x + n_k * axes.step - this.stage.clientWidth,
+      axes.y + n_q * axes.step - this.stage.clientHeight,
+    ];
+    this.stage.classList.toggle("all", Math.max(-axes.x, -axes.y, ...ends) < 1);
     const context = fitted(this.overlay);
     if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
     if (this.chosen) this.outline(context, axes, this.chosen, true);
@@ -451,7 +454,7 @@ export class DeepMap {
 
   /** Draws nothing over the minimap, which lies below this. */
   private spareMinimap(context: CanvasRenderingContext2D): void {
-    const minimap = this.stage.querySelector(".navigator")?.getBoundingClientRect();
+    const minimap = this.stage.querySelector(":scope:not(.all) .navigator")?.getBoundingClientRect();
     const own = this.overlay.getBoundingClientRect();
     if (minimap) context.clearRect(minimap.left - own.left, minimap.top - own.top, minimap.width, minimap.height);
   }
@@ -503,6 +506,38 @@ export class DeepMap {
     }
   }
 }
+
+/** How OpenSeadragon shows a map. */
+const viewerOptions = (element: HTMLElement, minimap: boolean): OpenSeadragon.Options =>
+  ({
+    element,
+    drawer: "canvas",
+    imageSmoothingEnabled: false,
+    minPixelRatio: 1, // a pixel of a tile is never smaller than one of the screen: nothing falls between them
+    maxZoomPixelRatio: WIDEST_CELL,
+    minZoomImageRatio: 0.7,
+    visibilityRatio: 0.3,
+    animationTime: calm() ? 0 : 0.35,
+    springStiffness: 9,
+    zoomPerScroll: 1.35,
+    imageLoaderLimit: 6,
+    maxImageCacheCount: 160,
+    maxTilesPerFrame: 8,
+    showNavigationControl: false,
+    showNavigator: minimap,
+    navigatorPosition: "TOP_RIGHT",
+    navigatorSizeRatio: 0.16,
+    navigatorAutoFade: false,
+    navigatorOpacity: 1,
+    navigatorBackground: "transparent",
+    navigatorBorderColor: "transparent",
+    navigatorDisplayRegionColor: "#e0872c",
+    keyboardNavEnabled: false,
+    tabIndex: -1,
+    gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true },
+    gestureSettingsTouch: { clickToZoom: false, dblClickToZoom: true },
+    gestureSettingsPen: { clickToZoom: false },
+  }) as OpenSeadragon.Options;
 
 function painted(pixels: Pixels): CanvasRenderingContext2D {
   const canvas = document.createElement("canvas");

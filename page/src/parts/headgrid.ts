@@ -3,6 +3,7 @@
 import type { HeadRow } from "../data";
 import { h, reveal } from "../dom";
 import { headName, scaleName, type Context } from "../views/view";
+import { keepEven } from "./evenrows";
 import { definitionOf } from "./terms";
 import { thumb } from "./thumb";
 
@@ -24,6 +25,22 @@ export interface HeadGrid {
 export const kindsOf = (row: HeadRow): string =>
   row.kinds.map(({ name, score, tentative }) => `${name}${tentative ? "?" : ""} ${score.toFixed(2)}`).join(", ");
 
+/** What stands below a head's picture: its kind, where there is room for it and it has one, or its number. */
+export const labelOf = ({ kinds: [kind] }: HeadRow, number: number, written: boolean): string =>
+  written && kind ? `${kind.name}${kind.tentative ? "?" : ""}` : `H${number}`;
+
+/** Names the kinds of a head at its button, in writing where there is room. */
+function tellKinds(context: Context, row: HeadRow, button: HTMLElement, written: boolean): void {
+  const [kind] = row.kinds;
+  if (!kind) return;
+  const name = `${headName(context.scene, row.layer, row.head)}: ${kindsOf(row)}`;
+  button.setAttribute("aria-label", name);
+  button.title = `${name}\n${definitionOf(kind.kind, context.words)}`;
+  const { numbers } = context.scene.layers[row.layer];
+  button.querySelector(".kind")?.replaceChildren(labelOf(row, numbers[row.head], written));
+  button.classList.toggle("notable", !kind.tentative);
+}
+
 export function headGrid(context: Context): HeadGrid {
   const { data, store, scene } = context;
   const buttons = new Map<string, HTMLElement>();
@@ -42,6 +59,8 @@ export function headGrid(context: Context): HeadGrid {
       ),
     ),
   );
+
+  const even = keepEven(element, ".gridheads");
 
   function cell(layer: number, head: number, number: number): HTMLElement {
     const picture = h("span", { class: "thumb sheet", "data-head": `${layer}/${head}` });
@@ -79,14 +98,7 @@ export function headGrid(context: Context): HeadGrid {
     tell(rows) {
       for (const row of rows) {
         const button = buttons.get(`${row.layer}/${row.head}`);
-        const [kind] = row.kinds;
-        if (!button || !kind) continue;
-        const name = button.getAttribute("aria-label")?.split(":")[0] ?? "";
-        button.setAttribute("aria-label", `${name}: ${kindsOf(row)}`);
-        button.title = `${name}: ${kindsOf(row)}\n${definitionOf(kind.kind, context.words)}`;
-        const label = `${kind.name}${kind.tentative ? "?" : ""}`;
-        button.querySelector(".kind")?.replaceChildren(most > FEW ? name.replace(/.* /, "H") : label);
-        button.classList.toggle("notable", !kind.tentative);
+        if (button) tellKinds(context, row, button, most <= FEW);
       }
     },
     update(recolour) {
@@ -101,6 +113,9 @@ export function headGrid(context: Context): HeadGrid {
       }
       if (recolour) for (const picture of element.querySelectorAll(".thumb canvas")) paint(picture.parentElement!);
     },
-    destroy: () => wanted.disconnect(),
+    destroy() {
+      wanted.disconnect();
+      even.end();
+    },
   };
 }

@@ -1,307 +1,242 @@
-import type { Column, HeadRow, Heads } from "../data";
-import { breakable, choice, h } from "../dom";
+import type { Column, HeadRow, Heads, Scene } from "../data";
+import { breakable, choice, h, redraw } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { figure } from "../numbers/format";
-import { kindsOf } from "../parts/headgrid";
-import { definitionOf } from "../parts/terms";
+import { keepEven } from "../parts/evenrows";
+import { headCard, highest, type Sorted } from "../parts/headcard";
+import { kindList } from "../parts/kindlist";
 import { thumb } from "../parts/thumb";
 import type { State } from "../state";
-import { headName, latest, scaleName, touches, type MakeView } from "./view";
+import { latest, scaleName, touches, type Context, type MakeView, type View } from "./view";
 
 const SIZE = 64;
 
 /** Pairs in all heads, from which on they are measured only when that is asked for: some ten seconds of work. */
 const LONG = 2 ** 33;
 
-/** Heads of each kind that are listed. */
-const STRONGEST = 3;
-
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
 
 /** Every head of every layer, small; sorted and filtered by what was measured. */
-export const headsView: MakeView = (context) => {
-  const { data, store, scene } = context;
-  const grid = h("div", { class: "cards" });
-  const controls = h("div", { class: "controls" });
-  const note = h("p", { class: "note", role: "status" });
-  const aside = h("aside", { class: "kinds", "aria-label": "The strongest heads of each kind", hidden: true });
-  const estimates = h(
+export const headsView: MakeView = (context) => new HeadsView(context);
+
+class HeadsView implements View {
+  private readonly grid = h("div", { class: "cards" });
+  private readonly controls = h("div", { class: "controls" });
+  private readonly note = h("p", { class: "note", role: "status" });
+  private readonly aside = h("aside", {
+    class: "kinds",
+    "aria-label": "The strongest heads of each kind",
+    hidden: true,
+  });
+  private readonly estimates = h(
     "p",
     { class: "note", hidden: true },
     "≈ A picture of a long head is an estimate from some of its queries, until the maps of its layer have been computed; maps are exact.",
   );
-  const element = h(
+  private readonly main = h(
+    "div",
+    { class: "heads-main", tabindex: 0, role: "region", "aria-label": "All heads" },
+    this.grid,
+    this.aside,
+  );
+  readonly element = h(
     "section",
     { class: "view heads", "aria-label": "Heads" },
-    controls,
-    note,
-    estimates,
-    h("div", { class: "heads-main", tabindex: 0, role: "region", "aria-label": "All heads" }, grid, aside),
+    this.controls,
+    this.note,
+    this.estimates,
+    this.main,
   );
-  let heads: Heads = { columns: [], rows: placeholders() };
-  const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
+  private heads: Heads;
+  private readonly wanted = new IntersectionObserver((entries) => this.fill(entries), { rootMargin: "300px" });
+  private readonly even = keepEven(this.main, ".layer .row");
+  private readonly load: ReturnType<typeof latest>;
 
-  function placeholders(): HeadRow[] {
-    return scene.layers.flatMap((layer, l) =>
-      Array.from({ length: layer.heads }, (_, head) => ({
-        layer: l,
-        head,
-        kv_head: head,
-        kind: null,
-        kinds: [],
-        scores: {},
-      })),
-    );
+  constructor(private readonly context: Context) {
+    this.heads = { columns: [], rows: unmeasured(context.scene) };
+    this.load = latest(context.fail);
+    this.main.style.setProperty("--most", String(Math.max(...context.scene.layers.map((layer) => layer.heads))));
   }
 
-  /** The end of a column's scale: the largest score there is, where nothing else is. */
-  const highest = (column: Column): number =>
-    column.high ?? Math.max(column.low, ...heads.rows.map((row) => row.scores[column.name] ?? column.low));
+  update(_: State, changed: ReadonlySet<keyof State>): void {
+    if (changed.has("scene")) this.show();
+    else if (touches(changed, "sort", "filter", "scale", "tone")) {
+      this.drawControls();
+      this.draw();
+    } else if (touches(changed, "least", "layer", "head")) this.draw();
+  }
+
+  destroy(): void {
+    this.wanted.disconnect();
+    this.even.end();
+  }
+
+  /** The column that heads are sorted by, null where they are in their own order. */
+  private get column(): Column | null {
+    return this.heads.columns.find(({ name }) => name === this.context.store.state.sort) ?? null;
+  }
 
   /** Brings the pictures of the cards that come into view. */
-  function fill(entries: IntersectionObserverEntry[]): void {
+  private fill(entries: IntersectionObserverEntry[]): void {
+    const { data, store, fail } = this.context;
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
-      wanted.unobserve(target);
+      this.wanted.unobserve(target);
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
-      const { scene: id, tone } = store.state;
+      const { scene, tone } = store.state;
       const scale = scaleName(store.state);
-      data.thumbs(id, layer, SIZE, "max").then(({ bits, exact }) => {
+      data.thumbs(scene, layer, SIZE, "max").then(({ bits, exact }) => {
         target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
         if (exact) return;
         target.append(h("span", { class: "about", title: "An estimate" }, "≈"));
-        estimates.hidden = false;
-      }, context.fail);
+        this.estimates.hidden = false;
+      }, fail);
     }
   }
 
-  function card(row: HeadRow, column: Column | undefined, state: State): HTMLElement {
+  private card(row: HeadRow, sorted: Sorted | null): HTMLElement {
     const picture = h("div", { class: "thumb sheet", "data-head": `${row.layer}/${row.head}` });
-    const score = column ? row.scores[column.name] : undefined;
-    const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
-    const kind = kindsOf(row);
-    const defined = row.kinds.map((one) => definitionOf(one.kind, context.words)).join(" ");
-    const { number: layer, numbers } = scene.layers[row.layer];
-    const name = `Layer ${layer}, head ${numbers[row.head]}`;
-    const current = row.layer === state.layer && row.head === state.head;
-    const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
-    const element = h(
-      "button",
-      {
-        type: "button",
-        class: current ? "card current" : "card",
-        title: `${said}. Open its map.${defined ? `\n${defined}` : ""}`,
-        click: () => store.set({ view: "map", layer: row.layer, head: row.head }),
-      },
-      picture,
-      h("span", { class: "name" }, `${layer}.${numbers[row.head]}`),
-      ...row.kinds.map(({ name, score, tentative }) =>
-        h(
-          "span",
-          { class: tentative ? "kind tentative" : "kind" },
-          h("span", {}, `${name}${tentative ? "?" : ""}`),
-          h("b", {}, score.toFixed(2)),
-        ),
-      ),
-    );
-    if (column) {
-      const bar = h("span", { class: "bar" });
-      bar.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
-      element.append(
-        h(
-          "span",
-          { class: "score" },
-          bar,
-          h("span", {}, figure(typeof score === "number" ? Number(score.toPrecision(2)) : score)),
-        ),
-      );
-    }
-    wanted.observe(picture);
-    return element;
+    this.wanted.observe(picture);
+    return headCard(this.context, row, picture, sorted);
   }
 
-  /** What the colours and the axes of the pictures are. */
-  function legend(): HTMLElement {
-    const scale = SCALES[scaleName(store.state)];
-    const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, store.state.tone))));
-    const bar = h("span", { class: "scale-bar" });
-    bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-    return h("p", { class: "heads-legend" }, "query ↓ key →", h("span", {}, "weight 0"), bar, h("span", {}, "1"));
-  }
-
-  function draw(): void {
-    const { state } = store;
-    const column = heads.columns.find((c) => c.name === state.sort);
-    let rows = heads.rows.filter((row) => state.filter === "all" || kindNames(row).includes(state.filter));
-    if (column) {
-      const score = (row: HeadRow): number => row.scores[column.name] ?? -Infinity;
-      rows = rows
-        .filter((row) => state.least <= column.low || score(row) >= state.least)
-        .sort((a, b) => score(b) - score(a));
-    }
-    wanted.disconnect();
+  private draw(): void {
+    const { grid, column, heads } = this;
+    const { state } = this.context.store;
+    const rows = shown(heads.rows, state, column);
+    this.wanted.disconnect();
     const ordered = !column && state.filter === "all";
     grid.classList.toggle("by-layer", ordered);
-    grid.classList.toggle("few", heads.rows.length <= FEW);
-    if (ordered) {
-      const layers = grouped(rows);
-      grid.replaceChildren(
-        ...[...layers].map(([l, mine]) =>
-          h(
-            "div",
-            { class: "layer", role: "group", "aria-label": `Layer ${scene.layers[l].number}` },
-            h(
-              "h2",
-              {},
-              `Layer ${scene.layers[l].number}`,
-              !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, ...breakable(scene.layers[l].name)),
-            ),
-            h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state))),
-          ),
-        ),
-      );
-    } else grid.replaceChildren(...rows.map((row) => card(row, column, state)));
+    this.main.classList.toggle("few", heads.rows.length <= FEW);
+    const sorted = column && { column, high: highest(column, heads.rows) };
+    if (ordered) grid.replaceChildren(...this.byLayer(rows));
+    else grid.replaceChildren(...rows.map((row) => this.card(row, sorted)));
+    this.even.set();
     if (!rows.length)
       grid.replaceChildren(h("p", { class: "empty" }, "No head is like this. Choose another kind or a lower score."));
   }
 
-  /** The strongest heads of each kind, and what the kind is. */
-  function drawKinds(): void {
-    aside.hidden = !heads.columns.length;
-    aside.replaceChildren(
-      ...context.words.kinds.map(({ name, definition }) => {
-        const strongest = heads.rows
-          .filter((row) => typeof row.scores[name] === "number")
-          .sort((a, b) => (b.scores[name] ?? 0) - (a.scores[name] ?? 0))
-          .slice(0, STRONGEST);
-        return h(
-          "div",
-          { class: "one-kind" },
-          h("h2", {}, name),
-          h("p", {}, strongest.length ? definition : "Nothing repeats here, or there are no tokens."),
-          h(
-            "ol",
-            { class: "shares" },
-            ...strongest.map(({ layer, head, scores }) => {
-              const score = scores[name] ?? 0;
-              const bar = h("span", { class: "share" });
-              bar.style.setProperty("--share", String(score));
-              return h(
-                "li",
-                {},
-                h(
-                  "button",
-                  { type: "button", click: () => store.set({ view: "overview", layer, head }) },
-                  h("span", {}, headName(scene, layer, head)),
-                  bar,
-                  h("b", {}, score.toFixed(2)),
-                ),
-              );
-            }),
-          ),
-        );
-      }),
+  private byLayer(rows: readonly HeadRow[]): HTMLElement[] {
+    const { layers } = this.context.scene;
+    // The model's own name says more than the number where there are several stacks of layers.
+    const stacks = new Set(layers.map(({ name }) => name.replace(/\d+/g, ""))).size > 1;
+    return layers.map(({ name, number }, l) => {
+      const title = `Layer ${number}`;
+      const mine = rows.filter(({ layer }) => layer === l).map((row) => this.card(row, null));
+      return h(
+        "div",
+        { class: "layer", role: "group", "aria-label": title },
+        h("h2", { title: name }, title, stacks && h("small", {}, ...breakable(name))),
+        h("div", { class: "row" }, ...mine),
+      );
+    });
+  }
+
+  private drawControls(): void {
+    const { store, words } = this.context;
+    const { heads, column } = this;
+    const { sort, filter } = store.state;
+    const kinds = [...new Set(heads.rows.flatMap(kindNames))].sort();
+    const columns = heads.columns.map(({ name, label }) => [name, label] as const);
+    const names = kinds.map((kind) => [kind, kind === "none" ? "no notable kind" : kind] as const);
+    const kind = words.kinds.find(({ name }) => name === filter);
+    redraw(
+      this.controls,
+      choice("Sort by", [["place", "layer and head"], ...columns], sort, (name) =>
+        store.set({ sort: name, least: heads.columns.find((one) => one.name === name)?.low ?? 0 }),
+      ),
+      choice("Kind", [["all", "all kinds"], ...names], filter, (name) => store.set({ filter: name })),
+      ...(column ? this.threshold(column) : []),
+      kind && h("p", { class: "help" }, `${kind.definition} Score: ${kind.meaning}.`),
+      !kind && !column && h("p", { class: "help" }, `A kind is named with its score; ${words.tentative}.`),
+      legend(store.state),
     );
   }
 
-  function drawControls(): void {
-    const { state } = store;
-    const kinds = [...new Set(heads.rows.flatMap(kindNames))].sort();
-    const column = heads.columns.find((c) => c.name === state.sort);
-    const parts: HTMLElement[] = [
-      choice(
-        "Sort by",
-        [["place", "layer and head"], ...heads.columns.map((c) => [c.name, c.label] as const)],
-        state.sort,
-        (sort) => store.set({ sort, least: heads.columns.find((c) => c.name === sort)?.low ?? 0 }),
-      ),
-      choice(
-        "Kind",
-        [["all", "all kinds"], ...kinds.map((k) => [k, k === "none" ? "no notable kind" : k] as const)],
-        state.filter,
-        (filter) => store.set({ filter }),
-      ),
+  /** The least score that is shown, and what the score is. */
+  private threshold(column: Column): HTMLElement[] {
+    const { store } = this.context;
+    const high = highest(column, this.heads.rows);
+    const shown = h("output", {}, figure(store.state.least));
+    const slider = h("input", {
+      type: "range",
+      "data-key": "least",
+      min: column.low,
+      max: high,
+      step: (high - column.low) / 100 || 0.01,
+      value: store.state.least,
+      input: () => {
+        shown.textContent = figure(Number(slider.value));
+        store.set({ least: Number(slider.value) });
+      },
+    });
+    return [
+      h("label", { class: "field" }, h("span", {}, "At least"), slider, shown),
+      h("p", { class: "help" }, column.help),
     ];
-    if (column) {
-      const shown = h("output", {}, figure(state.least));
-      const slider = h("input", {
-        type: "range",
-        min: column.low,
-        max: highest(column),
-        step: (highest(column) - column.low) / 100 || 0.01,
-        value: state.least,
-        input: () => {
-          shown.textContent = figure(Number(slider.value));
-          store.set({ least: Number(slider.value) });
-        },
-      });
-      parts.push(
-        h("label", { class: "field" }, h("span", {}, "At least"), slider, shown),
-        h("p", { class: "help" }, column.help),
-      );
-    }
-    const kind = context.words.kinds.find(({ name }) => name === state.filter);
-    if (kind) parts.push(h("p", { class: "help" }, `${kind.definition} Score: ${kind.meaning}.`));
-    else if (!column)
-      parts.push(h("p", { class: "help" }, `A kind is named with its score; ${context.words.tentative}.`));
-    parts.push(legend());
-    const had = controls.contains(document.activeElement)
-      ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element)
-      : -1;
-    controls.replaceChildren(...parts);
-    if (had >= 0) controls.querySelectorAll<HTMLElement>("select, input")[had]?.focus();
   }
 
-  const load = latest(context.fail);
-  const show = (): void => {
-    drawControls();
-    draw();
+  /** Measures the heads; where that takes long, once it is asked for. */
+  private show(): void {
+    const { data, store, scene } = this.context;
+    this.drawControls();
+    this.draw();
     const pairs = scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
     if (data.source.kind !== "file" && pairs > LONG && !data.measured.has(store.state.scene)) {
       const measure = (): void => {
         data.measured.add(store.state.scene);
-        show();
+        this.show();
       };
-      note.replaceChildren(
+      this.note.replaceChildren(
         `Scores and kinds take a pass over all ${(pairs / 1e9).toFixed(0)} billion pairs. `,
         h("button", { type: "button", click: measure }, "Measure the heads"),
       );
       return;
     }
-    note.textContent = "Measuring the heads …";
-    load(async (current) => {
+    this.note.textContent = "Measuring the heads …";
+    this.load(async (current) => {
       const answer = await data.heads(store.state.scene);
       if (!current()) return;
-      heads = answer;
-      note.textContent = "";
-      drawControls();
-      drawKinds();
-      draw();
+      this.heads = answer;
+      this.note.textContent = "";
+      this.drawControls();
+      this.aside.hidden = !answer.columns.length;
+      this.aside.replaceChildren(...kindList(this.context, answer));
+      this.draw();
     });
-  };
+  }
+}
 
-  return {
-    element,
-    update(_, changed) {
-      if (changed.has("scene")) show();
-      else if (touches(changed, "sort", "filter")) {
-        drawControls();
-        draw();
-      } else if (touches(changed, "least", "layer", "head", "scale", "tone")) {
-        if (touches(changed, "scale", "tone")) drawControls();
-        draw();
-      }
-    },
-    destroy: () => wanted.disconnect(),
-  };
-};
+/** The heads of a scene before they are measured. */
+const unmeasured = (scene: Scene): HeadRow[] =>
+  scene.layers.flatMap((layer, l) =>
+    Array.from({ length: layer.heads }, (_, head) => ({
+      layer: l,
+      head,
+      kv_head: head,
+      kind: null,
+      kinds: [],
+      scores: {},
+    })),
+  );
 
 /** The kinds that a head is found under. */
 const kindNames = (row: HeadRow): string[] => (row.kinds.length ? row.kinds.map(({ kind }) => kind) : ["none"]);
 
-function grouped(rows: HeadRow[]): Map<number, HeadRow[]> {
-  const groups = new Map<number, HeadRow[]>();
-  for (const row of rows) groups.set(row.layer, [...(groups.get(row.layer) ?? []), row]);
-  return groups;
+/** The heads of a kind with a score as asked for, in the order of the scores. */
+function shown(rows: readonly HeadRow[], { filter, least }: State, column: Column | null): HeadRow[] {
+  const mine = rows.filter((row) => filter === "all" || kindNames(row).includes(filter));
+  if (!column) return mine;
+  const score = (row: HeadRow): number => row.scores[column.name] ?? -Infinity;
+  return mine.filter((row) => least <= column.low || score(row) >= least).sort((a, b) => score(b) - score(a));
+}
+
+/** What the colours and the axes of the pictures are. */
+function legend(state: State): HTMLElement {
+  const scale = SCALES[scaleName(state)];
+  const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
+  const bar = h("span", { class: "scale-bar" });
+  bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+  return h("p", { class: "heads-legend" }, "query ↓ key →", h("span", {}, "weight 0"), bar, h("span", {}, "1"));
 }
