@@ -1,8 +1,9 @@
 import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
-import { choice, h, reveal } from "./dom";
+import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
-import { count, shortened } from "./numbers/format";
+import { shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { buttons, choices, tabsOf, type Theme } from "./parts/header";
 import { Notice } from "./parts/notice";
 import { glossary, lineOf, withTerms } from "./parts/terms";
 import { Tour } from "./parts/tour";
@@ -56,11 +57,11 @@ const KEYS = [
   ["+ − 0", "zoom the map; show all of it"],
   ["Enter", "go to the chosen pair"],
   ["s", "save and share: a link, the page, pictures, numbers"],
-  ["t", "light, dark, or as the system has it"],
+  ["t", "light or dark"],
   ["?", "this list"],
 ];
 
-const THEMES = ["auto", "light", "dark"] as const;
+const TITLES = Object.fromEntries(Object.entries(VIEWS).map(([id, [title]]) => [id, title]));
 
 /** The page: what is chosen above, a view below. */
 export class App {
@@ -93,7 +94,7 @@ export class App {
   /** How many views there were: what goes wrong in one that is gone is nobody's business. */
   private views = 0;
   private editor: Editor | null = null;
-  private theme: (typeof THEMES)[number] = "auto";
+  private theme: Theme = "auto";
   private readonly endings: (() => void)[] = [];
 
   constructor(
@@ -242,6 +243,7 @@ export class App {
 
   private update(state: State, latest: ReadonlySet<keyof State>, way: Way): void {
     for (const key of latest) this.unseen.add(key);
+    if (latest.has("dark")) this.unseen.add("scale"); // what is drawn is drawn in the colours of the theme
     if (latest.has("tour") && !this.walking) {
       if (state.tour) {
         void this.walk(state.tour).catch((error: unknown) => this.fail(error));
@@ -347,106 +349,23 @@ export class App {
   }
 
   private drawHeader(): void {
-    const { state } = this.store;
-    const { scene } = this;
-    const layer = scene.layers[state.layer];
-    const active = this.header.contains(document.activeElement)
-      ? document.activeElement?.closest("label")?.textContent
-      : null;
-    const named = (names: number[]): (readonly [string, string])[] =>
-      names.map((name, k) => [String(k), String(name)] as const);
-    const name = (one: Scene): string => (one.n_tokens ? `${one.name} (${count(one.n_tokens)})` : one.name);
-    const parts: HTMLElement[] = [
+    const { store, scenes, scene } = this;
+    const acts = { share: () => this.share.open(), turn: () => this.turn(), help: () => this.openHelp() };
+    redraw(
+      this.header,
       h("h1", {}, "regard"),
-      choice(
-        "Text",
-        this.scenes.map((one) => [one.id, name(one)] as const),
-        scene.id,
-        (id) => {
-          const same = this.sceneOf(id)?.editable && scene.editable; // the same head of the same model
-          this.store.set({ scene: id, i: -1, j: -1, ...(same ? {} : { layer: -1, head: -1 }) });
-        },
-      ),
-      choice("Layer", named(scene.layers.map((one) => one.number)), String(state.layer), (l) =>
-        this.store.set({ layer: Number(l) }),
-      ),
-      choice("Head", named(layer.numbers), String(state.head), (k) => this.store.set({ head: Number(k) })),
-    ];
-    if (scene.batch > 1) {
-      const b = state.scene.split(":")[1] ?? "0";
-      parts.push(
-        choice("Batch", named([...Array(scene.batch).keys()]), b, (to) =>
-          this.store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` }),
-        ),
-      );
-    }
-    if (scene.editable) {
-      parts.push(
-        h(
-          "button",
-          {
-            type: "button",
-            class: "type",
-            "aria-expanded": String(state.type),
-            click: () => this.store.set({ type: !state.type }),
-          },
-          "Type your own text",
-        ),
-      );
-    }
-    parts.push(
-      h("button", { type: "button", class: "take", click: () => this.store.set({ tour: 1 }) }, "Take the tour"),
-      h("span", { class: "gap" }),
-      h(
-        "button",
-        { type: "button", class: "icon", title: "Save and share (s)", click: () => this.share.open() },
-        "Save",
-      ),
-      h(
-        "button",
-        {
-          type: "button",
-          class: "icon",
-          title: `Light or dark: now ${this.theme} (t)`,
-          "aria-label": `Light or dark: now ${this.theme}`,
-          click: () => this.turn(),
-        },
-        this.theme === "auto" ? "◐" : this.theme === "light" ? "☀" : "☾",
-      ),
-      h(
-        "button",
-        {
-          type: "button",
-          class: "icon",
-          title: "Keys and glossary (?)",
-          "aria-label": "Keys and glossary",
-          click: () => this.help.showModal(),
-        },
-        "?",
-      ),
+      ...choices(store, scenes, scene),
+      ...buttons(store, scene, this.theme, acts),
     );
-    this.header.replaceChildren(...parts);
-    if (active)
-      [...this.header.querySelectorAll("label")]
-        .find((label) => label.textContent?.slice(0, 5) === active.slice(0, 5))
-        ?.querySelector("select")
-        ?.focus();
-    this.tabs.replaceChildren(
-      ...Object.entries(VIEWS).map(([id, [title]]) =>
-        h(
-          "button",
-          {
-            type: "button",
-            "aria-current": id === state.view ? "page" : undefined,
-            "data-view": id,
-            click: () => this.store.set({ view: id }),
-          },
-          title,
-        ),
-      ),
-    );
+    redraw(this.tabs, ...tabsOf(store, TITLES));
     const current = this.tabs.querySelector("[aria-current]");
     if (current) reveal(this.tabs, current);
+  }
+
+  /** Opens the help at its beginning: a dialog gives the focus to its first button, which is its last line. */
+  private openHelp(): void {
+    this.help.showModal();
+    this.help.scrollTop = 0;
   }
 
   /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
@@ -474,20 +393,23 @@ export class App {
     this.main.focus();
   }
 
-  private dark(): boolean {
-    return this.theme === "dark" || (this.theme === "auto" && (this.host ? isDark(this.host) : this.system.matches));
+  /** Whether what is around the page is dark. */
+  private around(): boolean {
+    return this.host ? isDark(this.host) : this.system.matches;
   }
 
   private readonly dress = (): void => {
-    const theme = this.dark() ? "dark" : "light";
+    const dark = this.theme === "dark" || (this.theme === "auto" && this.around());
+    const theme = dark ? "dark" : "light";
     if (this.element.dataset.theme === theme) return;
     this.element.dataset.theme = theme;
-    this.view?.update(this.store.state, new Set(["scale"]));
-    if (this.view) this.drawLine();
+    this.store.set({ dark }, "refine");
   };
 
+  /** The other theme than is seen, of its own only where it differs from what is around the page. */
   private turn(): void {
-    this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
+    const dark = !this.store.state.dark;
+    this.theme = dark === this.around() ? "auto" : dark ? "dark" : "light";
     this.dress();
     this.drawHeader();
   }
@@ -506,7 +428,7 @@ export class App {
       "}": () => this.store.set({ layer: Math.min(layers.length - 1, layer + 1) }),
       s: () => this.share.open(),
       t: () => this.turn(),
-      "?": () => this.help.showModal(),
+      "?": () => this.openHelp(),
     };
     Object.keys(VIEWS)
       .slice(0, 9)
@@ -539,7 +461,7 @@ const free = ({ layer, head, i, j }: State): boolean => layer < 0 && head < 0 &&
 
 function fillHelp(dialog: HTMLDialogElement, words: Words): void {
   dialog.append(
-    h("h2", {}, "Keys"),
+    h("h2", { tabindex: -1, autofocus: true }, "Keys"),
     h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
     glossary(words),
     h("button", { type: "button", click: () => dialog.close() }, "Close"),

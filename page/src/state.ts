@@ -3,7 +3,8 @@
 import { SCALES, type ScaleName, type Tone } from "./numbers/colour";
 import type { Kind, Scene, Settings } from "./data";
 
-export interface State {
+/** All that a link says. */
+export interface Linked {
   view: string;
   /** Id of the scene, `id:b` for a batch element other than the first. */
   scene: string;
@@ -46,7 +47,12 @@ export interface State {
   causal: boolean;
 }
 
-export const START: State = {
+export interface State extends Linked {
+  /** Whether the page is dark, which is the reader's affair and in no link. */
+  dark: boolean;
+}
+
+export const START: Linked = {
   view: "overview",
   scene: "",
   layer: -1,
@@ -86,15 +92,15 @@ const ALLOWED: { [K in keyof State]?: readonly string[] } = {
 /** Numbers that are no indices. */
 const REAL: ReadonlySet<string> = new Set(["least", "temperature"]);
 
-export function toHash(state: State): string {
-  const pairs = (Object.keys(START) as (keyof State)[])
+export function toHash(state: Linked): string {
+  const pairs = (Object.keys(START) as (keyof Linked)[])
     .filter((key) => state[key] !== START[key] || key === "view")
     .map((key) => [key, String(state[key])]);
   return `#${new URLSearchParams(pairs)}`;
 }
 
 /** Reads what is there; what is missing, of another type or no value of its key stays as at the start. */
-export function fromHash(hash: string): State {
+export function fromHash(hash: string): Linked {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const entries = Object.entries(START).map(([key, standard]) => {
     const text = given.get(key);
@@ -107,7 +113,7 @@ export function fromHash(hash: string): State {
     const allowed = ALLOWED[key as keyof State];
     return [key, !allowed || allowed.includes(text) ? text : standard];
   });
-  return Object.fromEntries(entries) as unknown as State;
+  return Object.fromEntries(entries) as unknown as Linked;
 }
 
 type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
@@ -119,7 +125,7 @@ export function typedOf(scene: Scene | undefined): Typed {
 }
 
 /** The settings that a link holds, null if it is not to a typed text. */
-export function settingsIn({ text, temperature, scaled, causal }: State): Settings | null {
+export function settingsIn({ text, temperature, scaled, causal }: Typed): Settings | null {
   return text ? { text, temperature, scaled, causal } : null;
 }
 
@@ -133,8 +139,8 @@ export class Store {
   state: State;
   private readonly listeners = new Set<Listener>();
 
-  constructor(state: State) {
-    this.state = state;
+  constructor(linked: Linked) {
+    this.state = { ...linked, dark: false };
   }
 
   set(part: Partial<State>, way: Way = "step"): void {

@@ -196,6 +196,13 @@ describe("the address", () => {
     expect(typedOf({ ...scene, given: true })).toEqual(typedOf(undefined));
     expect(settingsIn(START)).toBeNull();
   });
+  it("does not hold the reader's theme, and does not change it", () => {
+    const store = new Store(START);
+    store.set({ dark: true });
+    expect(toHash(store.state)).toBe(toHash(START));
+    store.set(fromHash(toHash(store.state)), "link");
+    expect(store.state.dark).toBe(true);
+  });
   it("tells what a change is", () => {
     const store = new Store(START);
     const seen: string[] = [];

@@ -123,7 +123,7 @@ def cell_width(page: Any) -> float:
     """Pixels between two keys, from how far apart the pointer finds them."""
     box = page.locator(".stage").bounding_box()
     y, found = box["y"] + box["height"] / 2, []
-    for x in range(int(box["x"] + box["width"] / 2), int(box["x"] + box["width"]) - 2, 2):
+    for x in range(int(box["x"]) + 2, int(box["x"] + box["width"]) - 2, 2):
         page.mouse.move(x, y)
         name = page.evaluate(
             "() => new Promise(r => requestAnimationFrame(() => r(document.querySelector('.readout').textContent)))"
@@ -158,7 +158,7 @@ def test_a_long_map_is_seen_while_it_is_computed(
     def striped(picture: np.ndarray) -> float:
         return float((picture[:, :, None] == stripes).all(-1).any(-1).mean())
 
-    assert 0.05 < striped(half[half.shape[0] // 2 :]) < 0.5  # half of what lies below the diagonal of a square
+    assert 0.05 < striped(half[half.shape[0] // 2 :]) < 0.8  # of the lower half three quarters lie below the diagonal
     for _ in range(99):
         go.release()
     page.wait_for_function("() => !document.querySelector('.legend').innerText.includes('computed')")

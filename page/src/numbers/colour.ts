@@ -14,10 +14,17 @@ export const SCALES = {
   ),
   cividis: anchors("00204d 00336f 39486b 575c6d 707173 8a8779 a69d75 c4b56c e4cf5b ffea46"),
   ink: anchors("eef1f6 d3dfec b3cce1 8eb6d6 669dc9 4482b8 2f67a3 244d8a 1e346d 191d4c"),
+  night: anchors("1c212c 20304a 24446b 2b5b92 3a75b6 5793cf 7db0e2 a8cbf0 d0e3f8 f3f8ff"),
 } as const;
 
 /** Negative, zero, positive: orange and blue differ for every kind of colour vision. */
 export const SIGNED = anchors("8a3d00 c4681a e89a55 f6cfa8 f4f4f4 b4d2ec 6aa6dc 2f74b8 0f4680");
+
+/** The same on dark paper. */
+const SIGNED_NIGHT = anchors("ffc48f e0924f a9652a 63422a 20242c 29476a 3c76a8 6aaae0 b4dafc");
+
+/** The scale of signed numbers that goes with one of weights: its middle is the colour of nothing there. */
+export const signedScale = (scale: ScaleName): readonly Rgb[] => (scale === "night" ? SIGNED_NIGHT : SIGNED);
 
 export type ScaleName = keyof typeof SCALES;
 export type Tone = "linear" | "root" | "log";

@@ -1,7 +1,7 @@
 /** What the colours of a map mean. */
 
 import { fitted, h } from "../dom";
-import { css, ramp, SCALES, SIGNED, weightAt } from "../numbers/colour";
+import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
 import { figure } from "../numbers/format";
 import { perPixel } from "../numbers/levels";
 import type { Picture } from "./pictures";
@@ -16,7 +16,7 @@ export class Legend {
     const top = picture.top(level);
     const context = fitted(this.bar);
     const { clientWidth: width, clientHeight: height } = this.bar;
-    const scale = picture.signed ? SIGNED : SCALES[look.scale];
+    const scale = picture.signed ? signedScale(look.scale) : SCALES[look.scale];
     for (let x = 0; x < width; x++) {
       context.fillStyle = css(ramp(scale, x / (width - 1)));
       context.fillRect(x, 0, 1, height - 14);

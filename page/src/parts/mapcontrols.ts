@@ -36,6 +36,7 @@ export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
         ["viridis", "viridis"],
         ["cividis", "cividis"],
         ["ink", "ink"],
+        ["night", "night"],
       ],
       state.scale,
       (scale) => store.set({ scale: scale as State["scale"] }),

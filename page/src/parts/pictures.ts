@@ -1,7 +1,7 @@
 /** What a map shows: the weights of a head, or how those of two heads differ. */
 
 import type { Data, HeadAt, Kind, MapInfo } from "../data";
-import { pixelTable, SCALES, SIGNED, signedPixels, type ScaleName, type Tone } from "../numbers/colour";
+import { pixelTable, SCALES, signedPixels, signedScale, type ScaleName, type Tone } from "../numbers/colour";
 import { fromHalf, halfValues } from "../numbers/half";
 import { tileBlock, type Pyramid } from "../numbers/levels";
 
@@ -195,7 +195,7 @@ export class DifferencePicture implements Picture {
     // Where one of the two sees nothing its weight is 0; where neither does there is nothing to draw.
     const difference = a.map((value, p) => (Number.isNaN(value) ? -b[p] : Number.isNaN(b[p]) ? value : value - b[p]));
     if (this.look.hide && x === 0) for (let p = 0; p < difference.length; p += cols) difference[p] = NaN;
-    const data = signedPixels(difference, SIGNED, this.top(level), this.look.tone);
+    const data = signedPixels(difference, signedScale(this.look.scale), this.top(level), this.look.tone);
     const whole = halves.every(({ exact }) => exact);
     if (!whole) data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols)));
     return { rows, cols, whole, data };

@@ -1,6 +1,6 @@
 /** Maps as figures: what is seen of one, its tokens, the scale of its colours. */
 
-import { css, ramp, SCALES, SIGNED, weightAt } from "../numbers/colour";
+import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
 import { columns, count, figure, printable, shortened } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
 import type { Tokens } from "../data";
@@ -126,7 +126,7 @@ export async function drawMap(
 export function drawScale(drawing: Drawing, picture: Picture, level: number, x: number, y: number): void {
   const { look } = picture;
   const top = picture.top(level);
-  const scale = picture.signed ? SIGNED : SCALES[look.scale];
+  const scale = picture.signed ? signedScale(look.scale) : SCALES[look.scale];
   const [width, steps] = [180, 60];
   for (let k = 0; k < steps; k++)
     drawing.box(x + (k * width) / steps, y, width / steps + 0.2, 10, css(ramp(scale, (k + 0.5) / steps)));

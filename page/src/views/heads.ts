@@ -17,6 +17,9 @@ const LONG = 2 ** 33;
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
 
+/** A name that says no more than its layer's number does, unless there are several stacks of layers. */
+const NUMBERED = /(^|\.)(layers?|h|blocks?)[ .]\d+(\.|$)/;
+
 /** Every head of every layer, small; sorted and filtered by what was measured. */
 export const headsView: MakeView = (context) => new HeadsView(context);
 
@@ -119,15 +122,15 @@ class HeadsView implements View {
 
   private byLayer(rows: readonly HeadRow[]): HTMLElement[] {
     const { layers } = this.context.scene;
-    // The model's own name says more than the number where there are several stacks of layers.
     const stacks = new Set(layers.map(({ name }) => name.replace(/\d+/g, ""))).size > 1;
+    const told = (name: string): boolean => stacks || !NUMBERED.test(name);
     return layers.map(({ name, number }, l) => {
       const title = `Layer ${number}`;
       const mine = rows.filter(({ layer }) => layer === l).map((row) => this.card(row, null));
       return h(
         "div",
         { class: "layer", role: "group", "aria-label": title },
-        h("h2", { title: name }, title, stacks && h("small", {}, ...breakable(name))),
+        h("h2", { title: name }, title, told(name) && h("small", {}, ...breakable(name))),
         h("div", { class: "row" }, ...mine),
       );
     });

@@ -60,9 +60,9 @@ export const layerOf = (context: Context): Layer => context.scene.layers[context
 /** Whether query t and key t are the same token: not in cross-attention, nor where queries are the last of the keys. */
 export const sameTokens = ({ cross, n_q, n_k }: Layer): boolean => !cross && n_q === n_k;
 
-/** The scale of colours: from paper to ink unless another was chosen, in both themes, so that pictures compare. */
+/** The scale of colours: unless another was chosen, from paper to ink, and from dark paper to light. */
 export function scaleName(state: State): ScaleName {
-  return state.scale === "auto" ? "ink" : state.scale;
+  return state.scale === "auto" ? (state.dark ? "night" : "ink") : state.scale;
 }
 
 export function lookOf(state: State): Look {
