@@ -109,6 +109,16 @@ def test_a_row_and_a_part_are_numbers(tab: Tab, arrays: dict[str, Any], tmp_path
     page.wait_for_function("() => /zoom in/.test(document.querySelector('dialog.share [role=status]').textContent)")
 
 
+OWN = {
+    "overview": "The model expects next",
+    "token": "looks in every head",
+    "profiles": "distance: query − key",
+    "scale": "with 1/√d, d = 32",
+    "ablation": "The loss without each head",
+}
+"""What stands in the figure of a view and in no other."""
+
+
 @pytest.mark.parametrize("view", READY)
 def test_a_view_is_a_figure(tab: Tab, view: str, tmp_path: Path) -> None:
     from PIL import Image
@@ -122,12 +132,23 @@ def test_a_view_is_a_figure(tab: Tab, view: str, tmp_path: Path) -> None:
     said = " ".join("".join(x.itertext()) for x in root.iter(f"{SVG}text"))
     assert "Dr. Zavrel" in said
     assert view == "heads" or "ayer 2, head 2" in said
+    assert [of for of, own in OWN.items() if own in said] == [view] * (view in OWN)
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # nothing is loaded
     picture = Image.open(io.BytesIO(saved(page, "p", tmp_path).read_bytes())).convert("RGB")
     assert picture.width == 2100
     assert abs(picture.height - float(root.attrib["height"]) * 300 / 96) <= 1
     assert np.asarray(picture).std() > 5
     assert np.asarray(picture)[-4:].min() == 255  # the caption is not cut off
+
+
+@pytest.mark.parametrize("tab", [DARK], indirect=True)
+def test_a_figure_is_on_white_paper(tab: Tab, tmp_path: Path) -> None:
+    page = tab.open("view=overview&layer=2&head=2")
+    page.wait_for_selector(READY["overview"])
+    dark = saved(page, "s", tmp_path).read_text("utf-8")
+    page.keyboard.press("t")
+    page.wait_for_selector(".regard[data-theme=light]")
+    assert saved(page, "s", tmp_path).read_text("utf-8") == dark
 
 
 def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any], tmp_path: Path) -> None:

@@ -1,54 +1,43 @@
 /** Figures of views, from the data that they show. */
 
-import type { HeadAt } from "../data";
-import { css, pixelTable, ramp, readableOn, SCALES, toned, type Tone } from "../numbers/colour";
+import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { columns, count, figure, readable, shortened } from "../numbers/format";
-import { binAt, stairs } from "../numbers/stairs";
 import { breakLines, lineOf } from "../parts/lines";
 import { DifferencePicture, HeadPicture } from "../parts/pictures";
 import { comparedHead } from "../views/compare";
-import { chosen, headAt, layerOf, lookOf, named, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
-import { Drawing, INK, LINE, SOFT } from "./drawing";
+import { chosen, headAt, layerOf, named, sameTokens, tokensOf, type Context } from "../views/view";
+import { Drawing, INK, SOFT } from "./drawing";
+import { ablationFigure, scaleFigure } from "./effects";
+import { capital, nameOfHead, ofText, printed, printedLook, TONES, WIDE } from "./frame";
 import { drawMap, drawScale, partOf, ROOM } from "./maps";
+import { drawHeads, overviewFigure, tokenFigure } from "./overviews";
+import { profilesFigure } from "./profiles";
 
-/** Pixels of a figure's width: 7 inches, the text of a page. */
-const WIDE = 672;
-
-const TONES: Record<Tone, string> = {
-  linear: "in proportion to the weight",
-  root: "by the square root of the weight",
-  log: "by the logarithm of the weight",
-};
+/** Where on the scale of colours arcs begin, that none is as light as the paper. */
+const FAINTEST = 0.2;
 
 const figures: Record<string, (context: Context) => Promise<Drawing>> = {
+  overview: overviewFigure,
   heads: headsFigure,
+  map: mapFigure,
   text: textFigure,
+  token: tokenFigure,
   compare: compareFigure,
   profiles: profilesFigure,
+  scale: scaleFigure,
   steps: stepsFigure,
+  ablation: ablationFigure,
   arcs: arcsFigure,
 };
 
-/** What a view shows, as a drawing with a caption; of a view that has no figure, its head's map. */
-export async function figureOf(context: Context): Promise<Drawing> {
-  const make = Object.hasOwn(figures, context.store.state.view) ? figures[context.store.state.view] : mapFigure;
-  return make(context);
-}
-
-export const nameOfHead = (context: Context, at: HeadAt = headAt(context.store.state)): string => {
-  const scene = context.scenes.find((one) => one.id === at.scene.split(":")[0]) ?? context.scene;
-  const { number, numbers } = scene.layers[at.layer];
-  return `layer ${number}, head ${numbers[at.head]}`;
-};
-
-const capital = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
-const ofText = (context: Context): string => `of “${shortened(context.scene.name, 60)}”`;
+/** What a view shows, as a drawing with a caption. */
+export const figureOf = (context: Context): Promise<Drawing> => figures[context.store.state.view](context);
 
 async function mapFigure(context: Context): Promise<Drawing> {
   const { state } = context.store;
   const at = headAt(state);
-  const picture = await HeadPicture.of(context.data, at, lookOf(state));
-  const part = partOf(state.view === "map" ? state.zoom : "", picture.info);
+  const picture = await HeadPicture.of(context.data, at, printedLook(state));
+  const part = partOf(state.zoom, picture.info);
   const drawing = new Drawing(WIDE, `Attention ${ofText(context)}: ${nameOfHead(context)}`);
   const side = WIDE - ROOM - 10;
   const level = await drawMap(drawing, picture, part, tokensOf(context), ROOM, ROOM, side);
@@ -73,7 +62,7 @@ async function mapFigure(context: Context): Promise<Drawing> {
 async function compareFigure(context: Context): Promise<Drawing> {
   const { state } = context.store;
   const ends = [headAt(state), comparedHead(context)];
-  const look = lookOf(state);
+  const look = printedLook(state);
   const heads = await Promise.all(ends.map((at) => HeadPicture.of(context.data, at, look)));
   const alike = heads[0].info.n_q === heads[1].info.n_q && heads[0].info.n_k === heads[1].info.n_k;
   const pictures = [
@@ -104,31 +93,8 @@ async function compareFigure(context: Context): Promise<Drawing> {
 
 async function headsFigure(context: Context): Promise<Drawing> {
   const { state } = context.store;
-  const { layers } = context.scene;
-  const most = Math.max(...layers.map((layer) => layer.heads));
-  const side = Math.min(120, (WIDE - 50) / most - 6);
-  const table = pixelTable(SCALES[scaleName(state)], 1, state.tone);
   const drawing = new Drawing(WIDE, `The heads ${ofText(context)}`);
-  const size = 64;
-  let exact = true;
-  for (const [l, layer] of layers.entries()) {
-    const thumbs = await context.data.thumbs(state.scene, l, size, "max");
-    exact &&= thumbs.exact;
-    const y = 24 + l * (side + 8);
-    drawing.text(38, y + side / 2 + 4, `L${layer.number}`, { size: 11, fill: SOFT, anchor: "end" });
-    for (let head = 0; head < layer.heads; head++) {
-      const x = 44 + head * (side + 6);
-      const bits = thumbs.bits.subarray(head * size * size, (head + 1) * size * size);
-      drawing.picture(x, y, side, side, { rows: size, cols: size, data: Uint32Array.from(bits, (b) => table[b]) });
-      drawing.box(x, y, side, side, "none", LINE);
-      if (l === 0 || layers[l - 1].numbers[head] !== layer.numbers[head])
-        drawing.text(x + side / 2, y - 4, `H${layer.numbers[head]}`, {
-          size: Math.min(11, side / 2),
-          fill: SOFT,
-          anchor: "middle",
-        });
-    }
-  }
+  const [, exact] = await drawHeads(drawing, context, 24);
   drawing.caption(
     `The heads ${ofText(context)}, a row for each layer. In each picture rows are queries and columns keys, a pixel the ` +
       `largest weight of its pairs; colours go ${TONES[state.tone]}, from 0 to 1.${exact ? "" : " Pictures are estimates from some of the queries."}`,
@@ -150,7 +116,7 @@ async function textFigure(context: Context): Promise<Drawing> {
   const own = sameTokens(layerOf(context)) ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
   const first = Math.max(0, Math.min(lineOf(broken, own) - lines + 6, broken.length - lines));
   const top = weights.reduce((most, w, t) => (w > most && !(state.hide && !state.by && t === 0) ? w : most), 0) || 1;
-  const scale = SCALES[scaleName(state)];
+  const scale = SCALES[printed(state)];
   const name = await named(context, state.by ? "key" : "query", token);
   const title = state.by ? `What looks at ${name}` : `What ${name} looks at`;
   const drawing = new Drawing(WIDE, `${title} ${ofText(context)}`);
@@ -185,6 +151,14 @@ async function textFigure(context: Context): Promise<Drawing> {
   return drawing;
 }
 
+/** The colour of an arc on white paper, where its weight is told. */
+function strokeOf(path: Element, context: Context): string {
+  const { state } = context.store;
+  const weight = path.getAttribute("data-weight");
+  if (weight === null) return path.getAttribute("stroke") ?? INK;
+  return css(ramp(SCALES[printed(state)], Math.max(FAINTEST, toned(Number(weight), 1, state.tone))));
+}
+
 async function arcsFigure(context: Context): Promise<Drawing> {
   const shown = document.querySelector(".regard .arcs svg");
   const drawing = new Drawing(WIDE, `Arcs ${ofText(context)}`);
@@ -194,7 +168,7 @@ async function arcsFigure(context: Context): Promise<Drawing> {
     const d = (path.getAttribute("d") ?? "").replace(/-?\d+(\.\d+)?/g, (x) =>
       String(Number((Number(x) * by).toFixed(2))),
     );
-    drawing.path(d, path.getAttribute("stroke") ?? INK, Number(path.getAttribute("stroke-width")) * by);
+    drawing.path(d, strokeOf(path, context), Number(path.getAttribute("stroke-width")) * by);
   }
   for (const word of shown?.querySelectorAll("g.word text") ?? []) {
     const [x, y] = (/translate\(([\d.]+) ([\d.]+)\)/.exec(word.getAttribute("transform") ?? "") ?? [])
@@ -209,46 +183,6 @@ async function arcsFigure(context: Context): Promise<Drawing> {
   }
   drawing.caption(
     `Arcs of ${nameOfHead(context)} ${ofText(context)}: from each ${sameTokens(layerOf(context)) ? "token to those" : "query, above, to the keys"} that it looks at; the darker and thicker, the more weight.`,
-  );
-  return drawing;
-}
-
-async function profilesFigure(context: Context): Promise<Drawing> {
-  const profiles = await context.data.profiles(headAt(context.store.state));
-  const drawing = new Drawing(WIDE, `Profiles of ${nameOfHead(context)} ${ofText(context)}`);
-  const [width, height] = [WIDE / 2 - 24, 110];
-  Object.values(profiles).forEach((profile, n) => {
-    const [left, top] = [(n % 2) * (WIDE / 2) + 48, Math.floor(n / 2) * (height + 62) + 28];
-    const values = profile.values.map((v) => v ?? NaN);
-    const x = profile.edges
-      ? stairs(profile).x.map((v) => Math.asinh(v))
-      : values.map((_, k) => profile.start + k * profile.step);
-    const seen = values.filter(Number.isFinite);
-    const [low, high] = [Math.min(0, ...seen), Math.max(...seen, 1e-12)];
-    const across = (v: number): number => left + ((v - x[0]) / (x[x.length - 1] - x[0] || 1)) * (width - 40);
-    const up = (v: number): number => top + height - ((v - low) / (high - low)) * height;
-    let [d, before] = ["", NaN];
-    values.forEach((v, k) => {
-      if (Number.isFinite(v)) {
-        d += `${Number.isNaN(before) ? "M" : "L"}${across(x[k]).toFixed(1)} ${up(v).toFixed(1)}`;
-        if (profile.edges) d += `L${across(x[k + 1]).toFixed(1)} ${up(v).toFixed(1)}`;
-      }
-      before = v;
-    });
-    drawing.text(left, top - 10, capital(profile.label), { size: 10.5, bold: true });
-    drawing.box(left, top, width - 40, height, "none", LINE);
-    if (d) drawing.path(d, "#1f5c9e", 1.4);
-    drawing.text(left - 5, top + 8, figure(Number(high.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
-    drawing.text(left - 5, top + height, figure(Number(low.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
-    const ends = profile.edges
-      ? [0, values.length - 1].map((k) => binAt(stairs(profile), k).name)
-      : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);
-    drawing.text(left, top + height + 14, ends[0], { size: 9.5, fill: SOFT });
-    drawing.text(left + width - 40, top + height + 14, ends[1], { size: 9.5, fill: SOFT, anchor: "end" });
-  });
-  drawing.height += 20;
-  drawing.caption(
-    `${capital(nameOfHead(context))} ${ofText(context)} along its positions; distances on a logarithmic axis.`,
   );
   return drawing;
 }

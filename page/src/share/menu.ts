@@ -2,8 +2,8 @@
 
 import { h } from "../dom";
 import { START, toHash } from "../state";
-import type { Context } from "../views/view";
-import { figureOf, nameOfHead } from "./figures";
+import { headName, type Context } from "../views/view";
+import { figureOf } from "./figures";
 import { csvOf, npzOf, partOfTable, tableOf } from "./tables";
 
 interface Item {
@@ -150,7 +150,8 @@ export class ShareMenu {
 }
 
 function fileName(context: Context, ending: string): string {
-  const name = nameOfHead(context).replace(/\D+/g, " ").trim().replace(" ", ".");
+  const { layer, head } = context.store.state;
+  const name = headName(context.scene, layer, head).replace(" ", "");
   return `regard-${context.store.state.view}-${name}.${ending}`;
 }
 
