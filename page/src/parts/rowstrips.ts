@@ -18,6 +18,38 @@ export interface RowStrips {
   destroy(): void;
 }
 
+/** Draws a row of numbers as bars between two ends, key j marked; keys that are −∞ in `masked` are striped. */
+function drawStrip(
+  canvas: HTMLCanvasElement,
+  row: Float32Array,
+  masked: Float32Array | null,
+  [low, high]: [number, number],
+  key: number,
+): void {
+  const style = getComputedStyle(canvas);
+  const colour = (name: string): string => style.getPropertyValue(name);
+  const brush = fitted(canvas);
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  const up = (x: number): number => ((high - x) / (high - low)) * (height - 2) + 1;
+  const step = width / row.length;
+  const thick = Math.max(1, step - (step > 4 ? 1 : 0));
+  row.forEach((x, j) => {
+    const at = j * step;
+    if (masked?.[j] === -Infinity) {
+      brush.fillStyle = colour("--line");
+      for (let y = (j % 2) * 3; y < height; y += 6) brush.fillRect(at, y, thick, 2);
+      return;
+    }
+    if (!Number.isFinite(x)) return;
+    brush.fillStyle = colour(j === key ? "--mark" : "--accent");
+    brush.fillRect(at, Math.min(up(x), up(0)), thick, Math.max(1, Math.abs(up(x) - up(0))));
+  });
+  brush.fillStyle = colour("--line-strong");
+  brush.fillRect(0, up(0), width, 1);
+  brush.fillStyle = colour("--mark");
+  brush.fillRect((key + 0.5) * step - 4, height - 3, 8, 3);
+}
+
 export function rowStrips(context: Context): RowStrips {
   const heading = h("h2", {});
   const canvases = TITLES.map(() => h("canvas", { role: "img" }));
@@ -46,37 +78,14 @@ export function rowStrips(context: Context): RowStrips {
 
   function draw(): void {
     if (!n()) return;
-    const style = getComputedStyle(element);
-    const colour = (name: string): string => style.getPropertyValue(name);
     canvases.forEach((canvas, k) => {
-      const brush = fitted(canvas);
-      const [width, height] = [canvas.clientWidth, canvas.clientHeight];
       const row = rowOf(k);
-      const hidden = rowOf(1);
-      const [low, high] = range(k);
-      const up = (x: number): number => ((high - x) / (high - low)) * (height - 2) + 1;
-      const step = width / row.length;
-      const thick = Math.max(1, step - (step > 4 ? 1 : 0));
-      row.forEach((x, j) => {
-        const at = j * step;
-        if (k > 0 && hidden[j] === -Infinity) {
-          brush.fillStyle = colour("--line");
-          for (let y = (j % 2) * 3; y < height; y += 6) brush.fillRect(at, y, thick, 2);
-          return;
-        }
-        if (!Number.isFinite(x)) return;
-        brush.fillStyle = colour(j === key ? "--mark" : "--accent");
-        brush.fillRect(at, Math.min(up(x), up(0)), thick, Math.max(1, Math.abs(up(x) - up(0))));
-      });
-      brush.fillStyle = colour("--line-strong");
-      brush.fillRect(0, up(0), width, 1);
-      brush.fillStyle = colour("--mark");
-      brush.fillRect((key + 0.5) * step - 4, height - 3, 8, 3);
+      drawStrip(canvas, row, k > 0 ? rowOf(1) : null, range(k), key);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
+      const at = (j: number): string => figure(Number(row[j].toPrecision(4)));
       const sums =
         k < 2 ? "" : layerOf(context).sink ? `; the learned sink: ${figure(sinkShare(row))}` : "; they sum to 1";
-      facts[k].textContent =
-        `Key ${count(key)}: ${figure(Number(row[key].toPrecision(4)))}; largest: key ${count(best)}, ${figure(Number(row[best].toPrecision(4)))}${sums}`;
+      facts[k].textContent = `Key ${count(key)}: ${at(key)}; largest: key ${count(best)}, ${at(best)}${sums}`;
       canvas.setAttribute("aria-label", `${TITLES[k][0]}. ${facts[k].textContent}`);
     });
   }

@@ -63,6 +63,29 @@ export const mapView: MakeView = (context) => {
   };
 };
 
+function button(path: string, title: string, act: () => void): HTMLElement {
+  const sign = s(
+    "svg",
+    { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" },
+    s("path", { d: path }),
+  );
+  return h("button", { type: "button", class: "icon", title, "aria-label": title, click: act }, sign);
+}
+
+const zoomButtons = (context: Context, map: DeepMap): HTMLElement =>
+  h(
+    "div",
+    { class: "buttons" },
+    button("M3 8h10", "Zoom out (-)", () => map.zoom(1 / 1.8)),
+    button("M3 8h10M8 3v10", "Zoom in (+)", () => map.zoom(1.8)),
+    button("M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10", "Show all (0)", () => map.home()),
+    button(
+      "M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
+      "Go to the chosen pair (Enter)",
+      () => map.reveal(chosen(context), 48),
+    ),
+  );
+
 /** A map with its controls and its legend, and what stands beside it. */
 export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const { data, store } = context;
@@ -122,34 +145,10 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
     describe(cell, document.activeElement?.classList.contains("stage") ?? false);
   };
 
-  const button = (path: string, title: string, act: () => void): HTMLElement =>
-    h(
-      "button",
-      { type: "button", class: "icon", title, "aria-label": title, click: act },
-      s(
-        "svg",
-        { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" },
-        s("path", { d: path }),
-      ),
-    );
   const element = h(
     "section",
     { class: "view map", "aria-label": "Map" },
-    mapControls(
-      store,
-      h(
-        "div",
-        { class: "buttons" },
-        button("M3 8h10", "Zoom out (-)", () => map.zoom(1 / 1.8)),
-        button("M3 8h10M8 3v10", "Zoom in (+)", () => map.zoom(1.8)),
-        button("M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10", "Show all (0)", () => map.home()),
-        button(
-          "M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
-          "Go to the chosen pair (Enter)",
-          () => map.reveal(chosen(context), 48),
-        ),
-      ),
-    ),
+    mapControls(store, zoomButtons(context, map)),
     title,
     aside ? h("div", { class: "map-main" }, map.element, aside) : map.element,
     h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
