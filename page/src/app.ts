@@ -3,6 +3,7 @@ import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { Handover } from "./parts/handover";
 import { buttons, choices, tabsOf, type Theme } from "./parts/header";
 import { Notice } from "./parts/notice";
 import { glossary, lineOf, withTerms } from "./parts/terms";
@@ -89,11 +90,16 @@ export class App {
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
+  /** The name of the view that is shown. */
+  private mounted = "";
+  private readonly handover: Handover;
   /** What changed and was then put right, so that no view has been told. */
   private readonly unseen = new Set<keyof State>();
   /** How many views there were: what goes wrong in one that is gone is nobody's business. */
   private views = 0;
   private editor: Editor | null = null;
+  /** Whether another text takes this one's place: what is still asked of this one is nobody's business. */
+  private leaving = false;
   private theme: Theme = "auto";
   private readonly endings: (() => void)[] = [];
 
@@ -104,6 +110,7 @@ export class App {
     private readonly host: HTMLElement | null,
   ) {
     this.data = new Data(source);
+    this.handover = new Handover(this.main, () => this.data.settled());
     this.element.dataset.source = source.kind;
     source.progress = (share) => {
       this.working.hidden = share !== null && share >= 1;
@@ -321,7 +328,7 @@ export class App {
   private mount(): void {
     const { state } = this.store;
     this.clear();
-    this.view?.destroy?.();
+    this.leaving = false;
     this.drawHeader();
     const mine = ++this.views;
     const context: Context = {
@@ -330,12 +337,17 @@ export class App {
       scenes: this.scenes,
       scene: this.scene,
       words: this.words,
-      fail: (error) => mine === this.views && this.fail(error),
+      fail: (error) => mine === this.views && !this.leaving && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
     this.context = context;
+    const before = this.view;
     this.view = VIEWS[state.view][1](context);
-    this.main.replaceChildren(this.line, this.view.element);
+    // A server takes a while: while one types, what was there stays in sight until its answers are.
+    const typing = state.type && this.mounted === state.view && this.data.source.kind !== "file";
+    if (before && typing) this.handover.keep(before, this.view);
+    else this.handover.replace(before, this.view, this.line);
+    this.mounted = state.view;
     this.drawLine();
     if (state.type && this.scene.editable) {
       // A file runs the model at once; a server is not to be asked for every letter.
@@ -371,13 +383,21 @@ export class App {
   /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
   private async run(settings: Settings, refines: string): Promise<Scene> {
     const compared = this.store.state.other.split(/[:/]/)[0];
-    const scene = await this.made(this.scene.id, settings, refines === compared ? "" : refines, compared);
-    const { layers } = scene;
-    const { i, j } = this.store.state;
-    const kept = (at: number, n: number): number => (at < n ? at : -1);
-    const part = { scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
-    this.store.set(part, refines ? "refine" : "step");
-    return scene;
+    const before = this.scene.id;
+    let after = before;
+    this.leaving = true;
+    try {
+      const scene = await this.made(before, settings, refines === compared ? "" : refines, compared);
+      after = scene.id;
+      const { layers } = scene;
+      const { i, j } = this.store.state;
+      const kept = (at: number, n: number): number => (at < n ? at : -1);
+      const part = { scene: after, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
+      this.store.set(part, refines ? "refine" : "step");
+      return scene;
+    } finally {
+      if (after === before) this.leaving = false;
+    }
   }
 
   /** The scene of a run of the example model. */

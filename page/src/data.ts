@@ -218,6 +218,10 @@ const PAGE = 4096;
 const CELL = 64;
 const TILES_KEPT = 384;
 
+/** Frames without a question after which a view has what it asked for. */
+const CALM_FRAMES = 3;
+const LONGEST_WAIT_MS = 2000;
+
 /** The tokens along one axis, fetched by pages. */
 export class Tokens {
   total = 0;
@@ -264,6 +268,8 @@ export class Data {
   private readonly cells = new Recent<Promise<Float32Array>>(64);
   private readonly peaks = new Recent<number>(1024);
   private readonly tokenLists = new Recent<Tokens>(8);
+  /** How many answers are on their way. */
+  private pending = 0;
   /** Scenes whose heads were to be measured although that takes long. */
   readonly measured = new Set<string>();
 
@@ -365,7 +371,8 @@ export class Data {
     if (!known) {
       known = new Tokens(async (start) => {
         const query = [`axis=${axis}`, `start=${start}`, `stop=${start + PAGE}`];
-        return (await this.source.json(path(scene, "tokens", query))) as { total: number; tokens: string[] };
+        const page = await this.counted(this.source.json(path(scene, "tokens", query)));
+        return page as { total: number; tokens: string[] };
       });
       this.tokenLists.set(name, known);
     }
@@ -413,6 +420,20 @@ export class Data {
     return ((await this.source.post(path(scene, "run"), body)) as { scene: Scene }).scene;
   }
 
+  /** Resolves once nothing has been asked for during some frames, or it takes too long to wait for that. */
+  settled(): Promise<void> {
+    return new Promise((done) => {
+      const begun = performance.now();
+      let calm = 0;
+      const look = (): void => {
+        calm = this.pending ? 0 : calm + 1;
+        if (calm >= CALM_FRAMES || performance.now() - begun > LONGEST_WAIT_MS) done();
+        else requestAnimationFrame(look);
+      };
+      requestAnimationFrame(look);
+    });
+  }
+
   private json<T>(from: string, last: (answer: T) => boolean = () => true): Promise<T> {
     return this.once(this.answers as Recent<Promise<T>>, from, () => this.source.json(from) as Promise<T>, last);
   }
@@ -429,6 +450,13 @@ export class Data {
     return this.once(this.cells, from, async () => new Float32Array((await this.source.numbers(from)).data));
   }
 
+  private counted<V>(asked: Promise<V>): Promise<V> {
+    this.pending++;
+    const arrived = (): void => void this.pending--;
+    asked.then(arrived, arrived);
+    return asked;
+  }
+
   /** Answers that fail are not kept, nor those that are not the last word. */
   private once<V>(
     kept: Recent<Promise<V>>,
@@ -438,7 +466,7 @@ export class Data {
   ): Promise<V> {
     const known = kept.get(from);
     if (known) return known;
-    const asked = ask();
+    const asked = this.counted(ask());
     const forget = (): void => kept.forget((name) => name === from);
     asked.then((answer) => last(answer) || forget(), forget);
     kept.set(from, asked);

@@ -54,3 +54,43 @@ def test_a_minimap_is_there_when_part_of_a_map_is_seen(tab: Tab) -> None:
     minimap.wait_for(state="visible")
     page.keyboard.press("0")
     minimap.wait_for(state="hidden")
+
+
+def test_nothing_moves_while_one_types(tab: Tab) -> None:
+    page = tab.open("layer=2&head=2&type=true")
+    page.wait_for_selector(READY["overview"])
+    page.wait_for_load_state("networkidle")
+    place = "() => JSON.stringify(document.querySelector('.overview.stale .stage').getBoundingClientRect())"
+    before, bottom = page.evaluate(place.replace(".stale", "")), page.locator(".editor").bounding_box()
+    release = tab.hold("**/norms/**")
+    page.locator("textarea").fill("Nobody knew why")
+    page.wait_for_selector(".overview.stale .stage")
+    assert page.evaluate(place) == before
+    assert page.locator(".overview.coming").is_hidden()
+    release()
+    page.wait_for_selector(".overview.stale", state="detached")
+    page.wait_for_function("() => document.querySelector('.finding').innerText.includes('15 “y”')")
+    assert page.locator(".editor").bounding_box() == bottom
+
+
+def test_help_opens_at_its_beginning(tab: Tab) -> None:
+    page = tab.open("view=heads")
+    page.wait_for_selector(READY["heads"])
+    page.set_viewport_size({"width": 900, "height": 500})
+    for _ in range(2):
+        page.keyboard.press("?")
+        help = page.locator("dialog[open]")
+        assert help.evaluate("x => [x.scrollTop, x.scrollHeight > x.clientHeight]") == [0, True]
+        help.evaluate("x => x.scrollTo(0, 300)")
+        page.keyboard.press("Escape")
+
+
+def test_a_list_keeps_the_focus_while_the_header_is_drawn_anew(tab: Tab) -> None:
+    page = tab.open("view=heads")
+    page.wait_for_selector(READY["heads"])
+    for name, value in (("Layer", "1"), ("Head", "3"), ("Kind", "all")):
+        choice = page.get_by_label(name, exact=True)
+        choice.focus()
+        choice.select_option(value)
+        page.wait_for_timeout(50)
+        assert page.evaluate("document.activeElement.dataset.key") == name

@@ -156,9 +156,9 @@ def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any
 
     from regard.viewer.show.colour import INK, ramp
 
-    page = tab.open("view=map&scene=arrays-2&head=1&tone=linear&zoom=100,140,100,140")
+    page = tab.open("view=map&scene=arrays-2&head=1&tone=linear&zoom=100,140,90,140")
     page.wait_for_selector(READY["map"])
-    page.wait_for_function("() => !location.hash.includes('100%2C140%2C100%2C140')")  # the map is at rest
+    page.wait_for_function("() => !location.hash.includes('100%2C140%2C90%2C140')")  # the map is at rest
     drawn = ElementTree.fromstring(saved(page, "s", tmp_path).read_text("utf-8"))
     place = {name: float(drawn.find(f"{SVG}image").attrib[name]) * 300 / 96 for name in ("x", "y", "width", "height")}  # type: ignore[union-attr]
     picture = np.asarray(Image.open(saved(page, "p", tmp_path)).convert("RGB")).astype(int)
