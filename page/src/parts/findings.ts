@@ -6,13 +6,16 @@ import { kindsOf } from "./headgrid";
 import { expects, looks } from "./sentences";
 import { definitionOf } from "./terms";
 
-/** Pairs in all heads up to which kinds are measured without being asked for. */
+/** Pairs in all heads up to which kinds are measured without being asked for: some ten seconds of work. */
 const LONG = 2 ** 33;
+
+/** The pairs of all heads of a scene. */
+export const pairsOf = (scene: Scene): number =>
+  scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
 
 /** Whether the kinds of a scene's heads are told: where that takes long, once they were asked for. */
 export function areMeasured({ data, store, scene }: Context): boolean {
-  const pairs = scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
-  return data.source.kind === "file" || pairs <= LONG || data.measured.has(store.state.scene);
+  return data.source.kind === "file" || pairsOf(scene) <= LONG || data.measured.has(store.state.scene);
 }
 
 /** The sentence on a head: its finding if the scene opens on it, else its kinds. */

@@ -3,6 +3,7 @@ import { breakable, choice, h, redraw } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { figure } from "../numbers/format";
 import { keepEven } from "../parts/evenrows";
+import { areMeasured, pairsOf } from "../parts/findings";
 import { headCard, highest, type Sorted } from "../parts/headcard";
 import { kindList } from "../parts/kindlist";
 import { thumb } from "../parts/thumb";
@@ -10,9 +11,6 @@ import type { State } from "../state";
 import { latest, scaleName, touches, type Context, type MakeView, type View } from "./view";
 
 const SIZE = 64;
-
-/** Pairs in all heads, from which on they are measured only when that is asked for: some ten seconds of work. */
-const LONG = 2 ** 33;
 
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
@@ -185,14 +183,13 @@ class HeadsView implements View {
     const { data, store, scene } = this.context;
     this.drawControls();
     this.draw();
-    const pairs = scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
-    if (data.source.kind !== "file" && pairs > LONG && !data.measured.has(store.state.scene)) {
+    if (!areMeasured(this.context)) {
       const measure = (): void => {
         data.measured.add(store.state.scene);
         this.show();
       };
       this.note.replaceChildren(
-        `Scores and kinds take a pass over all ${(pairs / 1e9).toFixed(0)} billion pairs. `,
+        `Scores and kinds take a pass over all ${(pairsOf(scene) / 1e9).toFixed(0)} billion pairs. `,
         h("button", { type: "button", click: measure }, "Measure the heads"),
       );
       return;
