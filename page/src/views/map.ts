@@ -86,6 +86,23 @@ const zoomButtons = (context: Context, map: DeepMap): HTMLElement =>
     ),
   );
 
+/** The readout of a pair: its tokens, its weight, and the query's weight on the learned sink. */
+async function factsOf(context: Context, picture: HeadPicture, { i, j }: Cell) {
+  const at = headAt(context.store.state);
+  const [query, key, weight, sinks] = await Promise.all([
+    named(context, "query", i),
+    named(context, "key", j),
+    context.data.weight(at, picture.info, i, j),
+    layerOf(context).sink ? context.data.sinks(at) : null,
+  ]);
+  return {
+    names: `query ${query} → key ${key}`,
+    weight,
+    value: Number.isNaN(weight) ? "hidden by the mask" : figure(weight),
+    sink: sinks ? ` · query → the learned sink ${figure(sinks[i])}` : "",
+  };
+}
+
 /** A map with its controls and its legend, and what stands beside it. */
 export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const { data, store } = context;
@@ -98,17 +115,8 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const describe = (cell: Cell, aloud: boolean): void =>
     write(async (current) => {
       if (!picture) return;
-      const at = headAt(store.state);
-      const [query, key, weight, sinks] = await Promise.all([
-        named(context, "query", cell.i),
-        named(context, "key", cell.j),
-        data.weight(at, picture.info, cell.i, cell.j),
-        layerOf(context).sink ? data.sinks(at) : null,
-      ]);
-      const names = `query ${query} → key ${key}`;
+      const { names, weight, value, sink } = await factsOf(context, picture, cell);
       if (!current()) return;
-      const value = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
-      const sink = sinks ? ` · query → the learned sink ${figure(sinks[cell.i])}` : "";
       readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value), sink);
       if (aloud) context.say(`${names}: ${value}`);
     });
