@@ -235,14 +235,19 @@ def assert_saturated(p: Problem, ct: Outputs, got: Differential, times: float, t
     """
     exact, plain = specification.gradients(p, ct), specification.gradients(p, ct, np.float32)
     for name in ("query", "key"):
-        right, once = getattr(exact, name), getattr(plain, name).astype(p.dtype)
-        size = np.linalg.norm(right, axis=-1)
-        error, least = (np.linalg.norm(x.astype(np.float64) - right, axis=-1) for x in (getattr(got, name), once))
-        total, allowed = norm(error), times * norm(least)
-        assert total <= allowed, f"d{name}: error {total:.3e} exceeds {allowed:.3e}"
-        counted = size > 1e-3 * np.sqrt((size**2).mean())
-        of_rows, of_least = (np.percentile(x[counted] / size[counted], 99) for x in (error, least))
-        assert of_rows <= times_at_99 * of_least, f"d{name}: rows {of_rows:.1e} exceed {times_at_99} · {of_least:.1e}"
+        once = getattr(plain, name).astype(p.dtype)
+        assert_rows_near(f"d{name}", getattr(got, name), getattr(exact, name), once, times, times_at_99)
+
+
+def assert_rows_near(name: str, got: Any, right: Any, once: Any, times: float, times_at_99: float) -> None:
+    """Bound the error of rows by that of float32 arithmetic rounded `once`, as `assert_saturated` does."""
+    size = np.linalg.norm(right, axis=-1)
+    error, least = (np.linalg.norm(x.astype(np.float64) - right, axis=-1) for x in (got, once))
+    total, allowed = norm(error), times * norm(least)
+    assert total <= allowed, f"{name}: error {total:.3e} exceeds {allowed:.3e}"
+    counted = size > 1e-3 * np.sqrt((size**2).mean())
+    of_rows, of_least = (np.percentile(x[counted] / size[counted], 99) for x in (error, least))
+    assert of_rows <= times_at_99 * of_least, f"{name}: rows {of_rows:.1e} exceed {times_at_99} · {of_least:.1e}"
 
 
 def assert_second(

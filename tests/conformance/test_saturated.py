@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import regard
-from regard.core.problem import Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.target.instructions import chosen
 from regard.ops.normalization import problem_from
-from support import assert_saturated, eps
+from regard.reference import specification
+from support import assert_rows_near, assert_saturated, eps
 
 ARRAY = np.ndarray[Any, np.dtype[Any]]
 AMPLITUDES = (1, 2, 3, 4)
@@ -44,6 +45,18 @@ def test_gradients_of_saturated_rows(amplitude: float, engine: str, dtype: Any) 
     p, dout = saturated(amplitude, dtype)
     found = regard.attention_vjp(p.query, p.key, p.value, dout, causal=True, engine=engine)
     assert_saturated(p, Outputs(dout, None, None), found, *factors(engine, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)
+@pytest.mark.parametrize("amplitude", AMPLITUDES)
+def test_tangents_of_saturated_rows(amplitude: float, dtype: Any) -> None:
+    """Σ P S˙ V − lse˙ · O cancels as gradients do, so `tiled` takes O with its remainder."""
+    p, _ = saturated(amplitude, dtype)
+    rng = np.random.default_rng(1)
+    t = Differential(*(amplitude * rng.standard_normal((2, 2, 512, 64))).astype(dtype), None)
+    found = regard.attention_jvp(p.query, p.key, p.value, t.query, t.key, causal=True, engine="tiled")[1]
+    exact, plain = specification.jvp(p, t)[1].out, specification.jvp(p, t, np.float32)[1].out
+    assert_rows_near("out tangent", found.out, exact, plain.astype(dtype), 1.1, 2.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda x: np.dtype(x).name)

@@ -177,7 +177,7 @@ def output_tangents(
 
     begin: returns for a query block the sink's term of lse˙, and a function from a chunk to its weights' tangents.
 
-        O˙ = Σ P D w V + Σ P D V˙ − lse˙ O
+        O˙ = Σ P D w V + Σ P D V˙ − lse˙ (O + low)
         H˙ = lse˙ (Σ P − H) − Σ P w (log P + 1)
     """
     c = p.compute
@@ -207,6 +207,8 @@ def output_tangents(
 
         lse = mean[:, :, None, :, None] + sink_term
         d = out[:, :, None] - lse * saved.out
+        if saved.low is not None:
+            d -= lse * saved.low
         valid = block.valid
         rows_of(block, d_out, 2)[...] = d[:, :, 0, valid].astype(p.dtype)
         rows_of(block, d_lse, 1)[...] = lse[:, :, 0, valid, 0]
@@ -223,8 +225,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 
     Given outputs are not computed again. If their entropy is None, so is its tangent.
     """
-    if outputs is None:
-        outputs, _ = forward(replace(p, observe=(ENTROPY,)))
+    known = forward(replace(p, observe=(ENTROPY,)), None, p.new_low())[0] if outputs is None else outputs
     along = InputTangents(p, t)
 
     def begin(saved: BlockOutputs) -> tuple[Any, ChunkTangents]:
@@ -237,7 +238,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 
         return saved.p_sink * tangents.sink, chunk_tangents
 
-    return outputs, output_tangents(p, outputs, begin)
+    return outputs or known._replace(low=None), output_tangents(p, known, begin)
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
