@@ -114,10 +114,10 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def remainder(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return x − x as `dtype`, in that dtype; 0 where x or that is not finite."""
+    """Return x − x as `dtype`; 0 where x or that is not finite."""
     with np.errstate(all="ignore"):
         rest = x - x.astype(dtype).astype(x.dtype)
-        return np.where(np.isfinite(rest), rest, 0).astype(dtype)
+        return np.where(np.isfinite(rest), rest, 0)
 
 
 OF_BLOCK: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {
