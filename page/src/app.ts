@@ -150,7 +150,7 @@ export class App {
       this.caveat.replaceChildren(
         words.caveat,
         " ",
-        h("button", { type: "button", class: "link", click: attempt }, "Try it"),
+        h("button", { type: "button", class: "link", click: attempt }, "Switch a head off"),
       );
       if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;

@@ -18,7 +18,7 @@ def numbers(page: Any, selector: str, name: str) -> list[float]:
 
 def test_a_head_is_switched_off(tab: Tab) -> None:
     page = tab.open("view=overview&layer=0&head=1&i=51")
-    page.get_by_role("button", name="Try it").click()
+    page.get_by_role("button", name="Switch a head off").click()
     page.wait_for_selector(".effect", timeout=40_000)  # thirteen runs of the model
     model = ExampleModel.load()
     ids = model.encode(SENTENCE)

@@ -29,11 +29,11 @@ const QUESTIONS: Record<string, string> = {
   input: "What is known of each token?",
   source: "What is known of each token looked at?",
   "query projection": "Which of it says what a token looks for?",
-  "projected queries": "The same before its place is rotated in",
+  "projected queries": "Before the rotary embedding",
   "key projection": "Which of it says what a token contains?",
-  "projected keys": "The same before its place is rotated in",
-  "value projection": "Which of it is handed over?",
-  "heads side by side": "What did all heads take along?",
+  "projected keys": "Before the rotary embedding",
+  "value projection": "What does a token pass on?",
+  "heads side by side": "The outputs of all heads, concatenated",
   "output projection": "What becomes of it?",
   written: "What does the layer add to each token?",
   queries: "What do I look for?",
@@ -42,9 +42,9 @@ const QUESTIONS: Record<string, string> = {
   "raw scores": "How well do they fit?",
   scaled: "The same on a moderate scale",
   masked: "Whom may I see?",
-  lse: "All in all",
+  lse: "The logarithm of the softmax's denominator",
   softmax: "How much do I look at each?",
-  output: "What do I take along?",
+  output: "The weighted sum of the values",
 };
 
 /** The question that a quantity of the head answers, in a token's words. */

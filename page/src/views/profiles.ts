@@ -154,7 +154,7 @@ export const profilesView: MakeView = (context) => {
         value: (_, __, ___, k) => (k === null ? "–" : binAt(bins, k).text),
       },
       {
-        label: `of fewer than ${FEW_PAIRS} pairs`,
+        label: `mean of fewer than ${FEW_PAIRS} pairs`,
         stroke: style.getPropertyValue("--mark"),
         width: 1.2,
         dash: [3, 2],

@@ -108,7 +108,7 @@ class Capture(Sequence[Layer]):
             for n, (q, k, lse) in enumerate(zip(trace.q, trace.k, trace.lse, strict=True))
         ]
         shown = None if labels is None else (tuple(labels),) * len(ids)
-        return cls(layers, {"text": Tokens(ids, shown)}, "regard's example decoder over bytes")
+        return cls(layers, {"text": Tokens(ids, shown)}, "regard's example model, a byte-level decoder")
 
     # Files
 

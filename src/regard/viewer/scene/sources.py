@@ -31,7 +31,7 @@ ABOUT_TRANSLATION = (
     "Made by hand, to be read number by number: French words look for their meaning (head 0), or for the word that "
     "goes with them (head 1), in an English sentence"
 )
-ABOUT_MODEL = "regard's example decoder over bytes; ⊢ is the mark it puts first"
+ABOUT_MODEL = "regard's example model, a byte-level decoder; ⊢ marks the beginning of the text"
 
 
 @dataclass(frozen=True)
