@@ -62,7 +62,10 @@ def test_the_example_opens_on_its_induction_head() -> None:
     scene = example(Settings())
     found = answered(scene, "{}/finding")
     assert (found["layer"], found["head"], found["how"]) == (2, 2, "")
-    assert found["why"] == "L2 H2 is an induction head (score 0.58): it looks at what came next the last time."
+    assert (
+        found["why"]
+        == "L2 H2 is an induction head: of a repeated token's weight, 0.58 goes to what followed it before."
+    )
     data = look_data(scene)
     choice = data.choose()
     assert (choice.layer, choice.head) == (2, 2)

@@ -111,8 +111,9 @@ def kinds(found: Sequence[NamedKind]) -> str:
 
 
 FINDINGS = {
-    "induction": "{name} is an induction head (score {score}): it looks at what came next the last time.",
-    "perhaps": "{name} is perhaps an induction head (score {score}): it looks at what came next the last time.",
+    "induction": "{name} is an induction head: of a repeated token's weight, {score} goes to what followed it before.",
+    "perhaps": "{name} is perhaps an induction head: of a repeated token's weight, {score} goes to what followed it "
+    "before.",
     "concentrated": "{why}, so here is the head with the most concentrated weights: {name}, normalized entropy {score} "
     "(0 is one key).",
     "nothing": "Nothing repeats in this text, which induction needs",
