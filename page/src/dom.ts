@@ -46,7 +46,7 @@ export function choice(
 ): HTMLLabelElement {
   const select = h(
     "select",
-    { "aria-label": label, "data-key": label, change: () => pick(select.value) },
+    { "aria-label": label, "data-focus": label, change: () => pick(select.value) },
     ...options.map(([v, text]) => h("option", { value: v }, text)),
   );
   select.value = value;
@@ -65,11 +65,11 @@ export function tick(
   return h("label", { class: "tick", title }, box, h("span", {}, label));
 }
 
-/** Draws anew what is in a box. What had the focus there keeps it, by its `data-key`. */
+/** Draws anew what is in a box. What had the focus there keeps it, by its `data-focus`. */
 export function redraw(box: HTMLElement, ...children: Child[]): void {
-  const active = box.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
+  const active = box.contains(document.activeElement) ? document.activeElement?.getAttribute("data-focus") : null;
   box.replaceChildren(...children.filter((child): child is Node | string => Boolean(child)));
-  if (active) box.querySelector<HTMLElement>(`[data-key="${CSS.escape(active)}"]`)?.focus();
+  if (active) box.querySelector<HTMLElement>(`[data-focus="${CSS.escape(active)}"]`)?.focus();
 }
 
 /** A canvas as large as its element in device pixels, its context scaled to CSS pixels. */

@@ -220,3 +220,38 @@ describe("the address", () => {
     expect(seen).toEqual([["head"]]);
   });
 });
+
+describe("a saved page of 16-bit codes", () => {
+  const { stored, weights } = head();
+  const given = stored as Record<"q" | "k" | "v", string>;
+
+  /** The codes of features, and the low and the step of each. */
+  function coded(text: string, d: number): { codes: string; scale: string } {
+    const x = new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+    const of = (a: number): number[] => [...x].filter((_, at) => at % d === a);
+    const lows = Array.from({ length: d }, (_, a) => Math.min(...of(a)));
+    const steps = lows.map((low, a) => (Math.max(...of(a)) - low) / 65535);
+    const codes = Uint16Array.from(x, (y, at) => Math.round((y - lows[at % d]) / steps[at % d]));
+    return { codes: base64(codes), scale: base64(Float32Array.from([...lows, ...steps])) };
+  }
+
+  it("computes the weights of heads that share keys", async () => {
+    const [q, k, v] = [coded(given.q, 3), coded(given.k, 3), coded(given.v, 2)];
+    const scales = { q: q.scale, k: k.scale, v: v.scale };
+    const first = { ...stored, dtype: "u16", q: q.codes, k: k.codes, v: v.codes, scales };
+    const second = { ...first, k: undefined, v: undefined, scales: { q: q.scale }, keys_of: "s/0/0" };
+    const map = { n_q: 7, n_k: 9, tile: 4, max_level: 2 };
+    const source = new FileSource({
+      format: 2,
+      answers: { "api/s/map/0/0": map, "api/s/map/0/1": map },
+      exact: { "s/0/0": first as never, "s/0/1": second as never },
+    });
+    for (const number of [0, 1]) {
+      const row = new Float32Array((await source.numbers(`api/s/row/0/${number}/3`)).data);
+      weights[3].forEach((w, j) => (Number.isNaN(w) ? expect(row[j]).toBeNaN() : expect(row[j]).toBeCloseTo(w, 4)));
+      const step = (await source.json(`api/s/step/0/${number}/3/2`)) as { stages: Stage[] };
+      expect(step.stages.at(-1)!.values).toHaveLength(2);
+    }
+    expect(source.note).toBe("saved in 16 bits a number: weights are right to 3 digits");
+  });
+});

@@ -93,4 +93,4 @@ def test_a_list_keeps_the_focus_while_the_header_is_drawn_anew(tab: Tab) -> None
         choice.focus()
         choice.select_option(value)
         page.wait_for_timeout(50)
-        assert page.evaluate("document.activeElement.dataset.key") == name
+        assert page.evaluate("document.activeElement.dataset.focus") == name

@@ -19,7 +19,7 @@ from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer as CapturedLayer
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
-from regard.viewer.serve import contents
+from regard.viewer.serve import contents, packed
 from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.export import inside
 from regard.viewer.serve.saving import archive, single
@@ -193,10 +193,55 @@ def test_numbers_are_halved_before_a_file_is_refused() -> None:
     assert exported(scene)["exact"]["arrays/0/0"]["dtype"] == "f32"
     size = contents.SavedLayer(scene.layers[0], None).size(4)
     small = exported(scene, limit=size - 1)["exact"]["arrays/0/0"]
-    assert small["dtype"] == "f16"
-    np.testing.assert_array_equal(np.frombuffer(b64decode(small["q"]), "<f2").reshape(300, 8), Q[0].astype(np.float16))
+    assert small["dtype"] == "u16"
+    assert len(b64decode(small["q"])) == 2 * Q[0].size
     with pytest.raises(ValueError, match=r"at most 0 MiB of numbers; 2 heads over 300 queries and 300 keys"):
         exported(scene, limit=1000)
+
+
+def held(exact: dict[str, Any], name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a head as a page reads them."""
+    head = exact[name]
+    keys = exact[head.get("keys_of", name)]
+    found = {}
+    for x, of in (("q", head), ("k", keys), ("v", keys)):
+        if of["dtype"] == "u16":
+            codes, scale = np.frombuffer(b64decode(of[x]), "<u2"), np.frombuffer(b64decode(of["scales"][x]), "<f4")
+            found[x] = packed.decode(codes.reshape(-1, scale.size // 2), scale.reshape(2, -1))
+        else:
+            found[x] = np.frombuffer(b64decode(of[x]), "<f4").reshape(-1, of["d_v" if x == "v" else "d"])
+    return found
+
+
+@pytest.mark.parametrize("small", [0, 2**20], ids=["codes", "float32"])
+def test_heads_that_share_keys_hold_them_once(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "SMALL", small)
+    q, (k, v) = RNG.standard_normal((6, 50, 8)), 4 + RNG.standard_normal((2, 2, 70, 8))
+    data = exported(arrays(q, k, v))
+    exact, dtype = data["exact"], "f32" if small else "u16"
+    assert data["format"] == 2
+    assert [head.get("keys_of") for head in exact.values()] == [
+        None, "arrays/0/0", "arrays/0/0", None, "arrays/0/3", "arrays/0/3",
+    ]  # fmt: skip
+    for h in range(6):
+        head = exact[f"arrays/0/{h}"]
+        assert head["dtype"] == dtype
+        assert ("k" in head, "v" in head) == (h % 3 == 0,) * 2
+        got = held(exact, f"arrays/0/{h}")
+        for x, expected in (("q", q[h]), ("k", k[h // 3]), ("v", v[h // 3])):
+            step = np.ptp(expected, axis=0).max() / packed.STEPS
+            np.testing.assert_allclose(got[x], expected, rtol=1e-6, atol=0.51 * step)
+        lse = np.frombuffer(b64decode(head["lse"]), "<f4")
+        P = np.exp(head["scale"] * (got["q"] @ got["k"].T) - lse[:, None])
+        np.testing.assert_allclose(P, regard.weights(q, k)[h], rtol=packed.TOLERANCE)
+
+
+def test_codes_that_would_change_digits_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "SMALL", 0)
+    steep, unknown = 3e3 * Q, Q.copy()
+    unknown[0, 0, 0] = np.nan
+    for q, dtype in ((Q, "u16"), (steep, "f32"), (unknown, "f32")):
+        assert exported(arrays(q, K, V, causal=True))["exact"]["arrays/0/0"]["dtype"] == dtype
 
 
 def test_the_file_needs_nothing_and_runs_nothing_else() -> None:

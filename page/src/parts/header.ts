@@ -43,7 +43,7 @@ export function choices(store: Store, scenes: readonly Scene[], scene: Scene): H
 }
 
 function icon(sign: string, key: string, title: string, label: string, act: () => void): HTMLElement {
-  return h("button", { type: "button", class: "icon", "data-key": key, title, "aria-label": label, click: act }, sign);
+  return h("button", { type: "button", class: "icon", "data-focus": key, title, "aria-label": label, click: act }, sign);
 }
 
 /** The buttons beside the lists. */
@@ -52,11 +52,11 @@ export function buttons(store: Store, scene: Scene, theme: Theme, acts: Acts): H
   const typing = {
     type: "button",
     class: "type",
-    "data-key": "type",
+    "data-focus": "type",
     "aria-expanded": String(type),
     click: () => store.set({ type: !type }),
   };
-  const tour = { type: "button", class: "take", "data-key": "tour", click: () => store.set({ tour: 1 }) };
+  const tour = { type: "button", class: "take", "data-focus": "tour", click: () => store.set({ tour: 1 }) };
   const seen = `Light or dark: now ${theme}`;
   return [
     ...(scene.editable ? [h("button", typing, "Type your own text")] : []),
@@ -77,7 +77,7 @@ export const tabsOf = (store: Store, titles: Record<string, string>): HTMLElemen
         type: "button",
         "aria-current": id === store.state.view ? "page" : undefined,
         "data-view": id,
-        "data-key": id,
+        "data-focus": id,
         click: () => store.set({ view: id }),
       },
       title,

@@ -19,6 +19,8 @@ import {
 } from "./weights";
 
 export interface StoredData {
+  /** The version of this data; none in the first. */
+  format?: number;
   answers: Record<string, unknown>;
   exact: Record<string, StoredHead>;
   /** Modules of rules, in base64. */
@@ -52,8 +54,10 @@ export class FileSource implements Source {
     this.typed = typedIn(data);
     const exact = Object.values(data.exact);
     const heads = Object.keys(data.answers).filter((path) => path.includes("/map/")).length;
-    const rounded = exact.length < heads || exact.some((head) => head.dtype === "f16");
-    this.note = rounded ? "saved in half precision: weights are right to 2 or 3 digits" : "saved";
+    const halves = exact.length < heads || exact.some(({ dtype }) => dtype === "f16");
+    const codes = exact.some(({ dtype }) => dtype === "u16");
+    if (halves) this.note = "saved in half precision: weights are right to 2 or 3 digits";
+    else this.note = codes ? "saved in 16 bits a number: weights are right to 3 digits" : "saved";
   }
 
   async json(path: string): Promise<unknown> {
@@ -164,7 +168,7 @@ export class FileSource implements Source {
   }
 
   private computed(name: string, stored: StoredHead): Weights {
-    const arrays = arraysOf(stored);
+    const arrays = arraysOf(stored, this.data.exact[stored.keys_of ?? name]);
     if (stored.module === undefined) return new ComputedWeights(stored, arrays);
     return new KernelWeights(stored, arrays, name, this.kernels);
   }

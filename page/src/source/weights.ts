@@ -48,23 +48,40 @@ export interface HeadArrays {
   v?: Float32Array;
 }
 
-/** A head as a file holds it. */
+/** A head as a file holds it, its arrays in base64. */
 export interface StoredHead extends HeadAbout {
-  dtype: "f16" | "f32";
+  /** Of queries, keys and values: numbers, or codes on a scale of each feature. */
+  dtype: "f16" | "f32" | "u16";
   q: string;
-  k: string;
   lse: string;
+  /** Absent where they are those of another head. */
+  k?: string;
   v?: string;
+  /** The low and the step of each feature, for codes. */
+  scales?: Partial<Record<"q" | "k" | "v", string>>;
+  /** The head that holds the keys and values. */
+  keys_of?: string;
 }
 
-function floats(base64: string, dtype: "f16" | "f32"): Float32Array {
-  const bytes = bytesOf(base64);
-  return dtype === "f16" ? fromHalf(new Uint16Array(bytes)) : new Float32Array(bytes);
+/** value = low + code · step, by feature. */
+function decoded(codes: Uint16Array, scale: Float32Array): Float32Array {
+  const d = scale.length / 2;
+  return Float32Array.from(codes, (code, at) => scale[at % d] + code * scale[d + (at % d)]);
 }
 
-export function arraysOf({ q, k, lse, v, dtype }: StoredHead): HeadArrays {
-  const value = v === undefined ? {} : { v: floats(v, dtype) };
-  return { q: floats(q, dtype), k: floats(k, dtype), lse: floats(lse, "f32"), ...value };
+function floats(head: StoredHead, name: "q" | "k" | "v"): Float32Array {
+  const bytes = bytesOf(head[name] ?? "");
+  if (head.dtype === "f32") return new Float32Array(bytes);
+  const halves = new Uint16Array(bytes);
+  return head.dtype === "f16"
+    ? fromHalf(halves)
+    : decoded(halves, new Float32Array(bytesOf(head.scales?.[name] ?? "")));
+}
+
+/** keys: the head that holds its keys and values. */
+export function arraysOf(head: StoredHead, keys: StoredHead = head): HeadArrays {
+  const value = keys.v === undefined ? {} : { v: floats(keys, "v") };
+  return { q: floats(head, "q"), k: floats(keys, "k"), lse: new Float32Array(bytesOf(head.lse)), ...value };
 }
 
 /** P[i,j] = exp(scale · q[i]·k[j] − lse[i]), from queries, keys and lse that the file holds. */

@@ -162,7 +162,7 @@ class HeadsView implements View {
     const shown = h("output", {}, figure(store.state.least));
     const slider = h("input", {
       type: "range",
-      "data-key": "least",
+      "data-focus": "least",
       min: column.low,
       max: high,
       step: (high - column.low) / 100 || 0.01,

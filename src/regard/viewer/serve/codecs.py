@@ -7,7 +7,7 @@ import numpy as np
 
 from regard.viewer.scene.scenes import Array
 
-DIGITS = 6
+DIGITS = 5
 """Digits of the numbers along a sequence."""
 
 
@@ -40,7 +40,7 @@ def rounded(x: Any) -> Any:
     """JSON with as many digits as a drawing needs.
 
     >>> rounded({"values": [0.123456789, 12, None]})
-    {'values': [0.123457, 12, None]}
+    {'values': [0.12346, 12, None]}
     """
     if isinstance(x, dict):
         return {name: rounded(y) for name, y in x.items()}

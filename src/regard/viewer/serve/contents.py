@@ -5,6 +5,7 @@ module of WebAssembly for the rules of the layer. Layers with arrays of all pair
 instead.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,14 @@ from regard.runtime.forks import cached_property
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import MOST_TOKENS
 from regard.viewer.scene.scenes import Head, Scene, SceneLayer
-from regard.viewer.serve.codecs import base64
+from regard.viewer.serve import packed
 from regard.viewer.serve.kernels import module_of, stored
 
 LARGEST = 64 * 2**20
 """Bytes of numbers, before they become text, that a file may hold."""
+
+SMALL = 2**20
+"""Bytes of numbers up to which a file holds float32."""
 
 KINDS = ("mass", "max")
 
@@ -72,22 +76,23 @@ class SavedLayer:
         p = self.layer.problem
         levels, (embedded, kinds) = self.all_levels, self.levels
         cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
-        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * self.layer.has_values)
-        return self.layer.heads * (2 * cells + (arrays if self.computed else 0))
+        queries = self.layer.heads * p.n_q * (itemsize * p.d + 4)
+        keys = p.kv_heads * p.n_k * itemsize * (p.d + p.d_v * self.layer.has_values)
+        return self.layer.heads * 2 * cells + (queries + keys) * self.computed
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
     """What the file of a scene holds.
 
-    name: the id of the scene. layers: with their modules. dtype: of queries, keys and values. editable: the file holds
-    the model that made the scene.
+    name: the id of the scene. layers: with their modules. compact: queries, keys and values are 16-bit codes, where
+    these are precise. editable: the file holds the model that made the scene.
     """
 
     name: str
     scene: Scene
     layers: tuple[SavedLayer, ...]
-    dtype: Any
+    compact: bool
     editable: bool
 
     @classmethod
@@ -97,8 +102,9 @@ class Contents:
         Raises ValueError, before any work, if that is not enough.
         """
         layers = tuple(SavedLayer(layer, module_of(layer)) for layer in scene.layers)
-        half = sum(x.size(4) for x in layers) > limit
-        size = sum(x.size(2 if half else 4) for x in layers)
+        size = sum(x.size(4) for x in layers)
+        if compact := size > min(SMALL, limit):
+            size = sum(x.size(2) for x in layers)
         if size > limit:
             p = scene.layers[0].problem
             heads = sum(layer.heads for layer in scene.layers)
@@ -106,7 +112,7 @@ class Contents:
                 f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries "
                 f"and {p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
             )
-        return cls(name, scene, layers, np.float16 if half else np.float32, editable)
+        return cls(name, scene, layers, compact, editable)
 
     @cached_property
     def modules(self) -> tuple[bytes, ...]:
@@ -137,9 +143,23 @@ class Contents:
         """The heads, by layer and number, whose weights the page computes."""
         return [(n, head) for n, x in enumerate(self.layers) if x.computed for head in range(x.layer.heads)]
 
-    def arrays(self, number: int, head: Head) -> dict[str, Any]:
-        """Return the arrays of a head of a layer as JSON, with the number of its module."""
+    def exact(self, heads: Mapping[tuple[int, int], Head]) -> dict[str, Any]:
+        """Return the heads at `computed` as JSON, with the numbers of their modules.
+
+        Query heads that share keys and values name the first of them as `keys_of`.
+        """
+        return {
+            f"{self.name}/{number}/{at}": head
+            for number, saved in enumerate(self.layers)
+            if saved.computed
+            for at, head in enumerate(self._of_layer(number, [heads[number, at] for at in range(saved.layer.heads)]))
+        }
+
+    def _of_layer(self, number: int, heads: Sequence[Head]) -> Iterator[dict[str, Any]]:
         saved = self.layers[number]
         kernel = {} if saved.module is None else {"module": self.modules.index(saved.module)}
-        values = {"v": base64(head.problem.value[0].astype(self.dtype)), "d_v": head.problem.d_v}
-        return stored(saved.layer, head, self.dtype) | kernel | (values if saved.layer.has_values else {})
+        dtype = "u16" if self.compact and packed.precise(heads) else "f32"
+        for at, head in enumerate(heads):
+            first = at - at % saved.layer.problem.group
+            shared = {} if at == first else {"keys_of": f"{self.name}/{number}/{first}"}
+            yield stored(saved.layer, head, dtype, ("q",) if shared else None) | kernel | shared

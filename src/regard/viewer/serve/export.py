@@ -1,6 +1,10 @@
 """One HTML file with the page and all that it shows.
 
 It opens from disk, without a server and without a network.
+
+Format 2: `exact` has a head's shape, rules and `dtype`. "f32" means float32, "u16" the codes of `packed`, with their
+scales. Query heads that share keys and values name the first of them as `keys_of`. Format 1, without a number, has the
+keys of every head, in float32 or float16 ("f16"); pages read both.
 """
 
 import json
@@ -22,6 +26,9 @@ from regard.viewer.serve.codecs import base64, kind, rounded
 from regard.viewer.serve.contents import Contents
 from regard.viewer.serve.kernels import product
 
+FORMAT = 2
+"""The version of the data in a file."""
+
 TITLE = "<title>regard</title>"
 STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
 
@@ -41,9 +48,10 @@ def page(
     name = contents.name
     mine = [scene | {"editable": contents.editable} for scene in scenes["scenes"] if scene["id"] == name]
     data: dict[str, Any] = {
+        "format": FORMAT,
         "answers": {"api/scenes": scenes | {"scenes": mine}}
         | {f"api/{path}": _plain(path, answer) for path, answer in answers.items()},
-        "exact": {f"{name}/{layer}/{n}": contents.arrays(layer, head) for (layer, n), head in heads.items()},
+        "exact": contents.exact(heads),
         "modules": [base64(x) for x in contents.modules],
     }
     if model is not None:

@@ -1,5 +1,6 @@
 """Heads whose weights a page computes: their queries, keys and lse, and a module of WebAssembly for their rules."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from regard.engines import engines
 from regard.rules import Mask, Score
 from regard.rules.outside import lookups
 from regard.viewer.scene.scenes import Head, SceneLayer
+from regard.viewer.serve import packed
 from regard.viewer.serve.codecs import base64
 
 
@@ -43,12 +45,15 @@ def product() -> bytes:
     return product.product()
 
 
-def stored(layer: SceneLayer, head: Head, dtype: Any) -> dict[str, Any]:
-    """Return the queries, keys and lse of a head of this layer as JSON."""
+def stored(layer: SceneLayer, head: Head, dtype: str, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return a head of this layer as JSON, its arrays and its rules.
+
+    dtype: "f32", or "u16" for codes. names: of the arrays, by default "q", "k" and, where they are known, "v".
+    """
     p = head.problem
-    return {
-        "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
-        "q": base64(p.query[0].astype(dtype)), "k": base64(p.key[0].astype(dtype)),
+    known = {"q": p.query[0], "k": p.key[0]} | ({"v": p.value[0]} if layer.has_values else {})
+    shape = {"n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": dtype} | ({"d_v": p.d_v} if layer.has_values else {})
+    return shape | packed.arrays({name: known[name] for name in names or known}, dtype) | {
         "lse": base64(head.lse.astype(np.float32)), "scale": p.scale,
         "causal": layer.plain and p.mask is not None,
         "mask": "" if p.mask is None else str(p.mask), "score": "" if p.score is None else str(p.score),
@@ -60,5 +65,5 @@ def stored(layer: SceneLayer, head: Head, dtype: Any) -> dict[str, Any]:
 def sent(layer: SceneLayer, head: Head) -> dict[str, Any]:
     """Return the arrays of a head and its module as JSON, null for each that a page cannot use."""
     code = module_of(layer)
-    known = stored(layer, head, np.float32) if layer.plain or code is not None else None
+    known = stored(layer, head, "f32", ("q", "k")) if layer.plain or code is not None else None
     return {"head": known, "code": None if code is None else base64(code)}
