@@ -43,7 +43,11 @@ export function choices(store: Store, scenes: readonly Scene[], scene: Scene): H
 }
 
 function icon(sign: string, key: string, title: string, label: string, act: () => void): HTMLElement {
-  return h("button", { type: "button", class: "icon", "data-focus": key, title, "aria-label": label, click: act }, sign);
+  return h(
+    "button",
+    { type: "button", class: "icon", "data-focus": key, title, "aria-label": label, click: act },
+    sign,
+  );
 }
 
 /** The buttons beside the lists. */
