@@ -63,14 +63,22 @@ class TangentKernel(ForwardKernel):
         with self.layout.outputs(block) as (at, of):
             moved = load(state.O_dot, at) * of(scratch.rescale)
             state.O_dot[at] = k.fma(-of(scratch.old), load(output, at), moved)
+        if spec.low:  # Ȯ cancels where weights saturate, so O is as exact as its remainder makes it
+            self._read(block, "low")
+            with self.layout.outputs(block) as (at, of):
+                state.O_dot[at] = k.fma(-of(scratch.old), load(self.own.O_dot, at), load(state.O_dot, at))
 
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l, or read it if it is given."""
         if not self.spec.given:
             super().divide(block)
             return
-        strides = block.strides("out")
-        Transposes(self.lanes).to_lanes(block, block.address("out"), strides, self.lanes.d_v, self.own.O_dot, 1.0)
+        self._read(block, "out")
+
+    def _read(self, block: RowBlock, name: str) -> None:
+        """Read an output that is given into the scratch of Ȯ, which is merged by then."""
+        address, strides = block.address(name), block.strides(name)
+        Transposes(self.lanes).to_lanes(block, address, strides, self.lanes.d_v, self.own.O_dot, 1.0)
 
     def store(self, block: RowBlock) -> None:
         k = self.k

@@ -50,7 +50,7 @@ class TangentCall:
         )
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
         return TangentSpec(
-            **vars(plain),
+            **vars(plain) | {"low": self.results.low is not None},
             varies=frozenset(name for name, x in inputs.items() if x is not None),
             bias_dot=None if t.bias is None else type_of(t.bias.dtype),
             nonlinear=self.score is not None,
@@ -112,7 +112,7 @@ def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs
     known = outputs or new_outputs(p)
     assert known.out is not None
     assert known.lse is not None
-    results = KernelResults(known.out, known.lse, known.entropy, None)
+    results = KernelResults(known.out, known.lse, known.entropy, None, low=known.low)
     return TangentCall(results, t, score, frozenset(tables.values()), new_outputs(p, into), outputs is not None)
 
 

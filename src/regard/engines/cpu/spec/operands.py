@@ -63,7 +63,7 @@ OPERANDS = (
     Operand("out", "output", MATRIX, (FORWARD,), contiguous=1),
     Operand("out", "output", MATRIX, (JVP, *BACKWARDS)),
     Operand("low", "low", MATRIX, (FORWARD,), contiguous=1),  # out − round(out)
-    Operand("low", "low", MATRIX, BACKWARDS),
+    Operand("low", "low", MATRIX, (JVP, *BACKWARDS)),
     Operand("lse", "number", ROWS, EVERY, "real", 2),
     Operand("entropy", "statistic", ROWS, (FORWARD, JVP), "real", 2),
     Operand("max", "statistic", ROWS, (FORWARD, JVP), "real", 2),
