@@ -59,13 +59,25 @@ def _torch_capture() -> Any:
     return recorder
 
 
+def _torch_forward() -> Any:
+    import regard.torch.capture.forward as forward
+
+    return forward
+
+
 def _torch_pretrained() -> Any:
     import regard.torch.capture.pretrained as pretrained
 
     return pretrained
 
 
-_loaders |= {"torch": _torch, "jax": _jax, "torch.capture": _torch_capture, "torch.pretrained": _torch_pretrained}
+_loaders |= {
+    "torch": _torch,
+    "jax": _jax,
+    "torch.capture": _torch_capture,
+    "torch.forward": _torch_forward,
+    "torch.pretrained": _torch_pretrained,
+}
 
 
 def __getattr__(name: str) -> Any:

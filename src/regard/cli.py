@@ -295,7 +295,7 @@ def _look(arguments: argparse.Namespace) -> None:
     from regard.viewer import command
 
     with _input():
-        command.run(arguments, _window(arguments), _console(arguments), _progress())
+        command.run(arguments, _window(arguments), _console(arguments), _progress(lines=arguments.model is not None))
 
 
 def _steps(arguments: argparse.Namespace) -> None:
@@ -348,7 +348,6 @@ def _insight(arguments: argparse.Namespace) -> None:
     if arguments.ablate is not None and (arguments.model, arguments.capture) != (None, None):
         raise Refusal("--ablate runs regard's example model: it does not go with --model or --capture")
     with _progress() as progress, _input():
-        progress("starting")
         seen, losses = _captured(arguments, progress)
         progress("measuring heads")
         heads = seen.measure(prefix=prefix)
@@ -521,16 +520,16 @@ def _termination_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], object]]:
-    """Show the current stage on stderr, on a terminal."""
+def _progress(lines: bool = False) -> Iterator[Callable[[str], object]]:
+    """Show the current stage on stderr: on a terminal, or elsewhere as lines if asked for."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda stage: None
+        yield (lambda stage: print(stage, file=sys.stderr, flush=True)) if lines else (lambda stage: None)
         return
-    with console.status("") as status:
+    with console.status("starting") as status:
         yield lambda stage: status.update(Text(stage))
 
 

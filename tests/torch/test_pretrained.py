@@ -12,6 +12,7 @@ import torch
 
 import regard
 from regard.cli import main
+from regard.viewer.looking import scenes_of
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
@@ -188,3 +189,25 @@ def test_a_model_whose_attention_cannot_be_looked_at(
     assert (status, out) == (2, "")
     assert err.endswith(message)
     assert "Traceback" not in err
+
+
+def test_look_at_a_masked_model_computes_no_logits() -> None:
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    model, heads = transformers.BertForMaskedLM(config).eval(), []
+    model.cls.register_forward_pre_hook(lambda *given: heads.append(given))
+    (scene,) = scenes_of(model, text=TEXT, tokenizer=tokenizer())
+    assert (len(scene.layers), scene.query_tokens[:2], heads) == (2, ("<s>", "the"), [])
+
+
+def test_look_at_an_encoder_decoder_model(t5: Path) -> None:
+    model = transformers.T5ForConditionalGeneration.from_pretrained(t5)
+    assert len(scenes_of(model, text=TEXT, tokenizer=tokenizer())) == 3
+
+
+def test_layers_are_reported_in_a_pipe(llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, _, err = run(capsys, "look", "--model", llama, "--text", TEXT, "--save", tmp_path / "x.npz")
+    lines = err.splitlines()
+    assert (status, lines[0]) == (0, "loading the model")
+    assert [line for line in lines if line.startswith("layer")] == ["layer 1 of 2", "layer 2 of 2"]

@@ -75,7 +75,6 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
 
 def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
     """Return the scenes to look at."""
-    progress("starting")
     if arguments.capture is not None:
         return sources.captured(inputs.capture(arguments.capture))
     if arguments.model is not None:

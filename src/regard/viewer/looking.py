@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import inspect
 import sys
 import threading
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import require
+from regard.loaders import loaders
 from regard.viewer.scene.scenes import Array, Scene
 
 
@@ -161,8 +161,6 @@ def scenes_of(
 
 def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     """Capture the attention of a PyTorch model that reads a text."""
-    import torch
-
     from regard.interpret.capture.captured import capture
 
     if text is None or tokenizer is None:
@@ -174,10 +172,8 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if most is not None and read["input_ids"].shape[-1] > most:
         raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
-    accepted = inspect.signature(model.forward).parameters
-    unused = {"use_cache": False, "logits_to_keep": 1}  # a cache, and the logits of all tokens
-    with torch.no_grad(), capture(model, tokenizer=tokenizer) as seen:
-        model(**read, **{name: value for name, value in unused.items() if name in accepted})
+    with capture(model, tokenizer=tokenizer) as seen:
+        loaders["torch.forward"]().attend(model, read)
     return seen
 
 

@@ -5,5 +5,6 @@
 | `recorder` | records the attention calls of a module while it runs |
 | `texts` | the texts that it reads |
 | `switched` | functions that are replaced meanwhile |
+| `forward` | forward passes without logits and cache |
 | `pretrained` | captures of transformers' models, for the commands |
 """

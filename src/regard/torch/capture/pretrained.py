@@ -3,7 +3,6 @@
 Nothing is fetched. If a model or a text is not available, it raises ValueError with one line for users.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +15,13 @@ import torch
 
 from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
+from regard.torch.capture.forward import attend
 from regard.torch.capture.recorder import pieces
 
 try:
     import transformers
 except ImportError:
     raise ValueError("a model needs transformers: pip install 'regard[transformers]'") from None
-
-ANSWER = 32
-"""Tokens that an encoder-decoder model generates, for its decoder to read."""
 
 
 def read(
@@ -56,15 +53,9 @@ def read(
         kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
         network = _loaded(kind, model, "model", dtype=dtype).eval()
         progress(f"running the model on {ids.shape[-1]:,} tokens")
-        given = torch.from_numpy(ids)
         try:
-            with capture(network, memory=memory, path=path) as seen, torch.no_grad():
-                if answers:
-                    network.generate(input_ids=given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
-                elif "use_cache" in inspect.signature(network.forward).parameters:
-                    network(input_ids=given, use_cache=False)
-                else:
-                    network(input_ids=given)
+            with capture(network, memory=memory, path=path) as seen:
+                attend(network, {"input_ids": torch.from_numpy(ids)}, progress)
         except RuntimeError as error:
             if not str(error).startswith("no attention was seen"):
                 raise
