@@ -93,6 +93,8 @@ def test_version_and_help(run):
         (["look", "--head", "1"], "on the page --head goes with --layer"),
         (["look", "abc", "--token", "z"], "token 'z' does not occur in the text"),
         (["look", "abc", "--key", "4"], "token 4 does not exist: the text has tokens 0 to 3"),
+        (["look", "abc", "--dtype", "bfloat16"], "--dtype goes with --model: it is the dtype in which a model runs"),
+        (["insight", "--dtype", "bfloat16"], "--dtype goes with --model: it is the dtype in which a model runs"),
         (["look", "--window", "3"], "--causal and --window go with --arrays: models have rules of their own"),
         (["look", "--port", "70000"], "port must be from 0 (any that is free) to 65535, got 70000"),
         (["look", "a", "--terminal", "--layer", "9"], "layer 9 does not exist: this model has layers 0 to 2"),

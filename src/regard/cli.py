@@ -376,13 +376,14 @@ def _captured(
     The capture is that of a file, a model, or the example model.
     """
     if arguments.capture is not None:
-        for name in ("model", "text", "file"):
+        for name in ("model", "dtype", "text", "file"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} does not go with --capture, which has all of it")
         return inputs.capture(arguments.capture), None
     text = inputs.text(arguments.text, arguments.file)
     if arguments.model is not None:
         return inputs.model(arguments.model, text, progress, arguments.dtype), None
+    inputs.require_model(arguments.dtype)
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()

@@ -31,7 +31,6 @@ const LIKELIEST = 5;
 const LEAST_SHARE = 0.005;
 /** Pairs that a variance is taken over, and orders of features that it is averaged over. */
 const PAIRS = 2048;
-const ORDERS = 16;
 
 /** One text as the model reads it. */
 interface Run {
@@ -320,31 +319,33 @@ function rowsOf(product: Product, weights: ComputedWeights): (i: number) => Floa
   };
 }
 
-/** Var(q · k) over random pairs, of 1, 2, …, d features in random orders; the mean over those. */
+/** Var(q · k) over random pairs, of 1, 2, …, d of their features. */
 function varianceOf({ n_q, n_k, d, q, k }: ComputedWeights): { d: number; variance: number[] } {
   let state = 1;
   const below = (n: number): number => {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
     return Math.floor((state / 2 ** 32) * n);
   };
-  const pairs = Array.from({ length: PAIRS }, () => [below(n_q), below(n_k)]);
-  const variance = new Float64Array(d);
-  for (let order = 0; order < ORDERS; order++) {
-    const features = Array.from({ length: d }, (_, a) => a);
-    for (let a = d - 1; a > 0; a--) {
-      const b = below(a + 1);
-      [features[a], features[b]] = [features[b], features[a]];
-    }
-    const sums = new Float64Array(PAIRS);
-    features.forEach((a, m) => {
-      let [total, squares] = [0, 0];
-      pairs.forEach(([i, j], p) => {
-        sums[p] += q[i * d + a] * k[j * d + a];
-        total += sums[p];
-        squares += sums[p] * sums[p];
-      });
-      variance[m] += (squares / PAIRS - (total / PAIRS) ** 2) / ORDERS;
-    });
-  }
-  return { d, variance: [...variance] };
+  const products = Array.from({ length: PAIRS }, () => {
+    const [i, j] = [below(n_q), below(n_k)];
+    return Array.from({ length: d }, (_, a) => q[i * d + a] * k[j * d + a]);
+  });
+  return { d, variance: meanVariances(products) };
+}
+
+const variance = (x: number[]): number => {
+  const mean = x.reduce((sum, y) => sum + y, 0) / x.length;
+  return x.reduce((sum, y) => sum + (y - mean) ** 2, 0) / x.length;
+};
+
+/**
+ * The mean variance of the sums of m features, m = 1, …, d, over all orders of the features: m/d · T + m (m − 1) /
+ * (d (d − 1)) · (V − T). T sums the features' variances, V is the variance of their sum.
+ */
+export function meanVariances(products: number[][]): number[] {
+  const d = products[0].length;
+  const features = Array.from({ length: d }, (_, a) => variance(products.map((x) => x[a])));
+  const T = features.reduce((sum, y) => sum + y, 0);
+  const V = variance(products.map((x) => x.reduce((sum, y) => sum + y, 0)));
+  return features.map((_, at) => ((at + 1) / d) * T + (((at + 1) * at) / Math.max(1, d * (d - 1))) * (V - T));
 }

@@ -87,6 +87,12 @@ def model(name: str, given: str | None, progress: Callable[[str], object], dtype
     return seen
 
 
+def require_model(dtype: str | None) -> None:
+    """Raise ValueError for --dtype without --model."""
+    if dtype is not None:
+        raise ValueError("--dtype goes with --model: it is the dtype in which a model runs")
+
+
 def _npz(path: Path) -> dict[str, Array]:
     with path.open("rb") as file:
         if not is_zipfile(file):

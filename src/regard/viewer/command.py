@@ -111,6 +111,8 @@ def _text(arguments: Namespace) -> str | None:
         raise ValueError(f"give {named[0]} or {named[1]}, not both")
     if (given is not None or arguments.file is not None) and named and named != ["--model"]:
         raise ValueError(f"a text does not go with {named[0]}, where all was read already")
+    if arguments.model is None:
+        inputs.require_model(arguments.dtype)
     if arguments.arrays is None and (arguments.causal or arguments.window is not None):
         raise ValueError("--causal and --window go with --arrays: models have rules of their own")
     return inputs.text(given, arguments.file)
