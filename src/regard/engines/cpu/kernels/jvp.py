@@ -77,8 +77,8 @@ class TangentKernel(ForwardKernel):
 
     def _read(self, block: RowBlock, name: str) -> None:
         """Read an output that is given into the scratch of Ȯ, which is merged by then."""
-        address, strides = block.address(name), block.strides(name)
-        Transposes(self.lanes).to_lanes(block, address, strides, self.lanes.d_v, self.own.O_dot, 1.0)
+        strides = block.strides(name)
+        Transposes(self.lanes).to_lanes(block, block.address(name), strides, self.lanes.d_v, self.own.O_dot, 1.0)
 
     def store(self, block: RowBlock) -> None:
         k = self.k
