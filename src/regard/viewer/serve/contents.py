@@ -83,7 +83,7 @@ class SavedLayer:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What the file of a scene holds.
+    """The contents of the file of a scene.
 
     name: the id of the scene. layers: with their modules. compact: queries, keys and values are 16-bit codes, where
     these are precise. editable: the file holds the model that made the scene.
