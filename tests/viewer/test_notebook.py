@@ -113,3 +113,24 @@ def test_without_anywidget_it_says_what_to_install_before_any_work(monkeypatch: 
     message = r"^look in a notebook needs anywidget, which is missing: pip install 'regard\[notebook\]'$"
     with pytest.raises(ModuleNotFoundError, match=message):
         regard.look(Q, K)
+
+
+def test_results_as_the_last_line_of_a_cell() -> None:
+    class Printer:
+        def __init__(self) -> None:
+            self.printed = ""
+
+        def text(self, more: str) -> None:
+            self.printed += more
+
+    def shown(x: Any) -> str:
+        printer = Printer()
+        x._repr_pretty_(printer, False)
+        return printer.printed
+
+    for table in (regard.plan(n=100, d=16), regard.steps(Q[:1, :3], K[:1, :3], K[:1, :3])):
+        assert shown(table) == str(table)
+        assert "\n" in str(table)
+    head = regard.insight.measure_heads(Q, K, causal=True)[1]
+    assert shown(head).startswith(f"layer 0, head 1: previous token {head.previous:.2f}, ")
+    assert shown(head).endswith(f"; entropy {head.entropy:.2f}")

@@ -70,6 +70,11 @@ class HeadStatistics:
         """Return a kind's name, with this head's number for the n of "n tokens back"."""
         return f"{self.distance} tokens back" if kind == "n tokens back" and self.distance else kind
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print two digits of each score in a notebook's cell."""
+        scores = ", ".join(f"{self.called(kind)} {score:.2f}" for kind, score in self.scores.items())
+        printer.text(f"layer {self.layer}, head {self.head}: {scores}; entropy {self.entropy:.2f}")
+
 
 def previous_token(weights: ArrayLike) -> Means:
     """Average the weight on the token just before, per head.

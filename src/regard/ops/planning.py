@@ -153,6 +153,10 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(f"{label:9} {text}" for label, text in self.rows())
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what `str` gives as the last line of a notebook's cell."""
+        printer.text(str(self))
+
 
 class Setup(Options, total=False):
     """The options of `plan`: those of a call, except arrays and sizes."""

@@ -103,6 +103,10 @@ class Steps(Sequence[Step]):
     def __repr__(self) -> str:
         return f"<Steps: {', '.join(self.names)}>"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what `str` gives as the last line of a notebook's cell."""
+        printer.text(str(self))
+
 
 @dispatched
 @taking_options()
