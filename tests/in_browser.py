@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def served(*arguments: str) -> Iterator[tuple[str, int]]:
     finally:
         server.terminate()
         server.wait()
+
+
+@contextmanager
+def serving(scenes: Iterable[Any]) -> Iterator[Any]:
+    """Serve scenes as `regard look` does, in a thread."""
+    from regard.viewer.serve.answers import Answers
+    from regard.viewer.serve.server import Viewer, bound
+
+    with bound() as home:
+        viewer = Viewer(Answers(scenes), home)
+    thread = threading.Thread(target=viewer.run, daemon=True)
+    thread.start()
+    yield viewer
+    viewer.close()
+    thread.join(10)
 
 
 class Tab:

@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import regard
-from in_browser import AXE, Tab, structured
+from in_browser import AXE, Tab, serving, structured
 
 HOW = "apt-get install chromium, pip install -c constraints.txt '.[test]', and `npm ci` in page/"
 
@@ -64,19 +63,12 @@ def arrays() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     from regard.viewer.scene import sources
-    from regard.viewer.serve.answers import Answers
-    from regard.viewer.serve.server import Viewer, bound
 
     others = (sources.arrays(**call) for call in arrays.values())
     scenes = [*sources.for_page([sources.example(sources.Settings())]), *others]
-    with bound() as home:
-        made = Viewer(Answers(scenes), home)
-    assert list(made.answers.scenes) == ["example", "cross", *arrays]
-    thread = threading.Thread(target=made.run, daemon=True)
-    thread.start()
-    yield made
-    made.close()
-    thread.join(10)
+    with serving(scenes) as viewer:
+        assert list(viewer.answers.scenes) == ["example", "cross", *arrays]
+        yield viewer
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The page under what people do to it: links, typing, wheels, long tokens, small screens, both themes."""
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from browser.test_page import DARK, PHONE, accessible, hash_of, picture_of
-from in_browser import READY, Tab, structured
+from in_browser import READY, Tab, serving, structured
 
 LONG = "a" * 3000
 LAYER = "decoder.transformer_layers.11.self_attention.inner_attention"
@@ -21,21 +20,14 @@ ENLARGED = {"viewport": {"width": 640, "height": 360}}
 @pytest.fixture(scope="module")
 def viewer(needed: None) -> Iterator[Any]:
     from regard.viewer.scene import sources
-    from regard.viewer.serve.answers import Answers
-    from regard.viewer.serve.server import Viewer, bound
 
     q, k, _, words = structured(200, 2)
     tokens = [LONG if at % 40 == 7 else word for at, word in enumerate(words)]
     long = sources.arrays(q, k, tokens=tokens, causal=True)
     long = dataclasses.replace(long, layers=tuple(dataclasses.replace(x, name=LAYER) for x in long.layers))
     scenes = [sources.example(sources.Settings()), long, sources.arrays(*structured(1200, 1)[:2], causal=True)]
-    with bound() as home:
-        made = Viewer(Answers(scenes), home)
-    thread = threading.Thread(target=made.run, daemon=True)
-    thread.start()
-    yield made
-    made.close()
-    thread.join(10)
+    with serving(scenes) as viewer:
+        yield viewer
 
 
 def test_the_readout_follows_the_wheel(tab: Tab) -> None:

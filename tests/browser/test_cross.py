@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from in_browser import READY, Tab, structured
+from in_browser import READY, Tab, serving, structured
 
 SINK = {"query": structured(24, 2)[0], "key": structured(24, 2)[1], "causal": True, "sink": np.array([8.0, 0.0])}
 LATER = {"query": structured(24, 2)[0][:, -4:], "key": structured(24, 2)[1], "causal": True, "offset": 20}
@@ -16,24 +16,15 @@ WORDS = structured(24, 2)[3]
 
 @pytest.fixture(scope="module")
 def viewer(needed: None) -> Iterator[Any]:
-    import threading
-
     from regard.viewer.scene import sources
-    from regard.viewer.serve.answers import Answers
-    from regard.viewer.serve.server import Viewer, bound
 
     scenes = [
         sources.translation(),
         sources.arrays(**SINK, tokens=WORDS),
         sources.arrays(**LATER, tokens=WORDS[-4:], key_tokens=WORDS),
     ]
-    with bound() as home:
-        made = Viewer(Answers(scenes), home)
-    thread = threading.Thread(target=made.run, daemon=True)
-    thread.start()
-    yield made
-    made.close()
-    thread.join(10)
+    with serving(scenes) as viewer:
+        yield viewer
 
 
 def arcs(page: Any) -> dict[tuple[str, str], float]:

@@ -12,9 +12,10 @@ CAVEAT = "Attention shows where a head reads from. It does not by itself explain
 BEGINNING = "⊢ marks the beginning of the text: it is the token that the model reads first."
 
 MORE = ("darker", "brighter")
+"""The words that may stand for {more}: on a scale from light to dark, and from dark to light."""
 
 SUMS = ("a row sums to 1", "a row and the learned sink sum to 1")
-"""The words that may stand for {more}: on a scale from light to dark, and from dark to light."""
+"""The words that may stand for {sum}: of a layer without a learned sink, and with one."""
 
 VIEWS = {
     "overview": "A finding to begin with. Left: every head. Middle: the chosen head. Right: where one token looks.",

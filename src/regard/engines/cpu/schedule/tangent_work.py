@@ -46,11 +46,13 @@ class TangentCall:
         t = self.t
         more = [x for x in (t.key, t.value) if x is not None]
         plain = replace(
-            spec_of(p, target, rows, entropy=True, decode=False, rules=self.rules(p), more=more), pipelined=False
+            spec_of(p, target, rows, entropy=True, decode=False, rules=self.rules(p), more=more),
+            pipelined=False,
+            low=self.results.low is not None,
         )
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
         return TangentSpec(
-            **vars(plain) | {"low": self.results.low is not None},
+            **vars(plain),
             varies=frozenset(name for name, x in inputs.items() if x is not None),
             bias_dot=None if t.bias is None else type_of(t.bias.dtype),
             nonlinear=self.score is not None,
