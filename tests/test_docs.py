@@ -314,7 +314,7 @@ def test_pages_in_a_browser_lead_to_the_call_that_replaces_sdpa(site: Path, brow
         link = page.locator(f'a[href="{address}"]')
         card = page.locator("article .sd-card", has=link)  # which is a link as a whole
         (card if card.count() else page.locator("article").locator(link)).first.click()
-    assert page.get_by_text("with regard.torch.sdpa():").is_visible()
+    page.get_by_text("with regard.torch.sdpa():").first.wait_for()  # the click returns before the page is there
     page.close()
 
 
