@@ -169,8 +169,9 @@ def test_third_derivatives_are_those_of_the_plain_form(small: Any) -> None:
         lambda t, call: jax.jvp(jax.grad(jax.grad(lambda t: scalar(t, call))), (t,), (1.0,))[1], static_argnums=1
     )
     call = lambda q, k, v: regard.attention(q, k, v, score=rule)  # noqa: E731
-    np.testing.assert_allclose(mixed(0.7, call), third(0.7, capped), rtol=1e-9)
-    np.testing.assert_allclose(third(0.7, call), third(0.7, capped), rtol=1e-9)
+    expected = third(0.7, capped)
+    np.testing.assert_allclose(mixed(0.7, call), expected, rtol=1e-9)
+    np.testing.assert_allclose(third(0.7, call), expected, rtol=1e-9)
 
 
 def test_third_derivatives_under_strict_promotion(small: Any) -> None:
