@@ -19,6 +19,7 @@ export function tokenChooser(
   );
   const input = h("input", {
     type: "number",
+    "data-focus": label,
     min: 0,
     max: n - 1,
     value,
@@ -32,6 +33,7 @@ export function tokenChooser(
         class: "icon",
         title,
         "aria-label": title,
+        "data-focus": title,
         click: () => set(Math.max(0, Math.min(n - 1, value + by))),
       },
       text,

@@ -15,7 +15,7 @@ export function quoted(token: string): string {
   return `“${shown}”`;
 }
 
-export const nameOf = (tokens: readonly string[] | null, index: number): string =>
+export const nameOf = (tokens: { readonly [index: number]: string } | null, index: number): string =>
   tokens ? `${count(index)} ${quoted(tokens[index] ?? "")}` : count(index);
 
 /** The longest run of tokens that ends both at query i and before key j; empty if it is shorter than `least`. */

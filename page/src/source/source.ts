@@ -27,6 +27,13 @@ export class Refused extends Error {
   }
 }
 
+/** An answer, or the refusal in its place. */
+export const orRefused = <T>(answer: Promise<T>): Promise<T | Refused> =>
+  answer.catch((error: unknown) => {
+    if (error instanceof Refused) return error;
+    throw error;
+  });
+
 /** Nobody answers. */
 export class Gone extends Error {}
 

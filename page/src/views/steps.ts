@@ -1,147 +1,102 @@
-import "katex/dist/katex.min.css";
-
-import drawings from "virtual:formulas";
-
-import type { Stage } from "../data";
-import { drawn } from "../numbers/formulas";
-import { h } from "../dom";
-import { figure } from "../numbers/format";
+import { h, redraw } from "../dom";
 import { tokenChooser } from "../parts/chooser";
-import { matricesPanel, MOST, questionOf } from "../parts/matrices";
+import { matricesPanel, MOST } from "../parts/matrices";
 import { rowStrips } from "../parts/rowstrips";
-import { Refused } from "../source/source";
-import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } from "./view";
-
-/** The matrices by the stages of one pair. */
-const PLURAL: Record<string, string> = { query: "queries", key: "keys", value: "values", "weighted sum": "output" };
+import { stageCards } from "../parts/stagecards";
+import { orRefused, Refused } from "../source/source";
+import { chosen, headAt, latest, layerOf, tokensOf, touches, type Context, type MakeView } from "./view";
 
 const NO_PROJECTIONS = "A saved page holds queries, keys and values: start `regard look` to see what made them.";
+const TOO_LONG = `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
+
+/** Choosers of the query and the key. */
+function pairControls(context: Context) {
+  const { store } = context;
+  const element = h("div", { class: "controls" });
+  const show = (): void => {
+    const { n_q, n_k } = layerOf(context);
+    const { i, j } = chosen(context);
+    redraw(
+      element,
+      tokenChooser(context, "Query", "query", i, n_q, (to) => store.set({ i: to })),
+      tokenChooser(context, "Key", "key", j, n_k, (to) => store.set({ j: to })),
+    );
+  };
+  return { element, show };
+}
+
+/** The weight of the chosen pair number by number, and the row that it is of; a sentence if these cannot be told. */
+function onePair(context: Context) {
+  const { data, store } = context;
+  const missing = h("p", { class: "empty", role: "status" });
+  const strips = rowStrips(context);
+  const stages = h("ol", { class: "stages" });
+  const heading = h("h2", {}, "One query and one key, number by number");
+  const pair = h("section", { class: "one-pair", "aria-label": "One pair" }, heading, stages);
+  const load = latest(context.fail);
+  const show = (): void =>
+    load(async (current) => {
+      const [at, { i, j }] = [headAt(store.state), chosen(context)];
+      const answer = await orRefused(data.stages(at, i, j));
+      if (!current()) return;
+      const refused = answer instanceof Refused;
+      missing.textContent = refused ? answer.message : "";
+      stages.replaceChildren(...(refused ? [] : stageCards(answer)));
+      strips.element.hidden = pair.hidden = refused;
+      if (refused) return;
+      const scores = await data.scores(at, i);
+      if (current()) strips.show(scores, i, j);
+    });
+  return { missing, strips, pair, show };
+}
+
+/** Every matrix of a small head, and a sentence about what is not shown. */
+function allMatrices(context: Context) {
+  const { data, store, scene } = context;
+  const panel = matricesPanel(context);
+  const note = h("p", { class: "help long" });
+  const ownModel = scene.kind === "example" || scene.kind === "cross";
+  const unknown = ownModel && data.source.kind === "file" && !scene.editable ? NO_PROJECTIONS : "";
+  const fits = (): boolean => Math.max(layerOf(context).n_q, layerOf(context).n_k) <= MOST;
+  const load = latest(context.fail);
+  const show = (): void => {
+    const { n_q, n_k } = layerOf(context);
+    panel.element.hidden = !fits();
+    note.textContent = fits() ? unknown : TOO_LONG;
+    if (!fits()) return;
+    const { i, j } = chosen(context);
+    load(async (current) => {
+      const tokens = tokensOf(context);
+      await Promise.all([tokens.query?.load(0, n_q), tokens.key?.load(0, n_k)]);
+      const matrices = await orRefused(data.matrices(headAt(store.state)));
+      if (!current()) return;
+      panel.element.hidden = matrices instanceof Refused;
+      if (!(matrices instanceof Refused)) panel.show(matrices, i, j);
+    });
+  };
+  const mark = (): void => {
+    const { i, j } = chosen(context);
+    if (fits()) panel.mark(i, j);
+  };
+  return { panel, note, show, mark };
+}
 
 /** One weight, from query and key to the output; its row; and every matrix of a small head. */
 export const stepsView: MakeView = (context) => {
-  const { data, store } = context;
-  const controls = h("div", { class: "controls" });
-  const stages = h("ol", { class: "stages" });
-  const missing = h("p", { class: "empty", role: "status" });
-  const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, missing);
-  const all = matricesPanel(context);
-  const strips = rowStrips(context);
-  const long = h("p", { class: "help long" });
-  const one = h(
-    "section",
-    { class: "one-pair", "aria-label": "One pair" },
-    h("h2", {}, "One query and one key, number by number"),
-    stages,
-  );
-  element.append(all.element, long, strips.element, one);
-
-  function stageElement(stage: Stage, number: number): HTMLElement {
-    const formula = h("div", { class: "formula" });
-    const html = drawn(stage.formula, drawings);
-    if (html === undefined) formula.textContent = stage.formula;
-    else formula.innerHTML = html;
-    const item = h(
-      "li",
-      { class: "stage-card" },
-      h("h2", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name),
-      questionOf(PLURAL[stage.name] ?? stage.name) && h("em", {}, questionOf(PLURAL[stage.name] ?? stage.name)),
-      formula,
-      h("p", {}, stage.text),
-    );
-    if (stage.values) item.append(bars(stage.values, stage.labels ?? []));
-    if (stage.value !== undefined)
-      item.append(
-        h(
-          "p",
-          { class: "value" },
-          h("output", { "data-stage": stage.name, "data-value": String(stage.value) }, figure(stage.value)),
-        ),
-      );
-    return item;
-  }
-
-  const load = latest(context.fail);
-  const show = (): void => {
-    const layer = layerOf(context);
-    const { i, j } = chosen(context);
-    const active = controls.contains(document.activeElement) ? document.activeElement?.getAttribute("title") : null;
-    controls.replaceChildren(
-      tokenChooser(context, "Query", "query", i, layer.n_q, (to) => store.set({ i: to })),
-      tokenChooser(context, "Key", "key", j, layer.n_k, (to) => store.set({ j: to })),
-    );
-    if (active) controls.querySelector<HTMLElement>(`[title="${active}"]`)?.focus();
-    load(async (current) => {
-      const answer = await data.stages(headAt(store.state), i, j).catch((error: unknown) => {
-        if (!(error instanceof Refused)) throw error;
-        return error.message;
-      });
-      if (!current()) return;
-      missing.textContent = typeof answer === "string" ? answer : "";
-      stages.replaceChildren(
-        ...(typeof answer === "string" ? [] : answer.map((stage, k) => stageElement(stage, k + 1))),
-      );
-      strips.element.hidden = one.hidden = typeof answer === "string";
-      if (typeof answer === "string") return;
-      const scores = await data.scores(headAt(store.state), i);
-      if (current()) strips.show(scores, i, j);
-    });
-  };
-
-  const fetchAll = latest(context.fail);
-  /** The matrices anew, or what is chosen in them. */
-  const showAll = (anew: boolean): void => {
-    const { n_q, n_k } = layerOf(context);
-    const few = Math.max(n_q, n_k) <= MOST;
-    const { i, j } = chosen(context);
-    all.element.hidden = !few;
-    const own = context.scene.kind === "example" || context.scene.kind === "cross";
-    const unknown = own && data.source.kind === "file" && !context.scene.editable ? NO_PROJECTIONS : "";
-    long.textContent = few
-      ? unknown
-      : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
-    if (!few) return;
-    if (!anew) {
-      all.mark(i, j);
-      return;
-    }
-    fetchAll(async (current) => {
-      const tokens = tokensOf(context);
-      await Promise.all([tokens.query?.load(0, n_q), tokens.key?.load(0, n_k)]);
-      const matrices = await data.matrices(headAt(store.state)).catch((error: unknown) => {
-        if (!(error instanceof Refused)) throw error;
-        return null;
-      });
-      if (!current()) return;
-      all.element.hidden = !matrices;
-      if (matrices) all.show(matrices, i, j);
-    });
-  };
-
+  const controls = pairControls(context);
+  const one = onePair(context);
+  const all = allMatrices(context);
+  const parts = [controls.element, one.missing, all.panel.element, all.note, one.strips.element, one.pair];
   return {
-    element,
+    element: h("section", { class: "view steps", "aria-label": "Step by step" }, ...parts),
     update(_, changed) {
-      if (touches(changed, "scene", "layer", "head", "i", "j", "scale")) show();
-      if (touches(changed, "scene", "layer", "head", "scale")) showAll(true);
-      else if (touches(changed, "i", "j")) showAll(false);
+      if (touches(changed, "scene", "layer", "head", "i", "j", "scale")) {
+        controls.show();
+        one.show();
+      }
+      if (touches(changed, "scene", "layer", "head", "scale")) all.show();
+      else if (touches(changed, "i", "j")) all.mark();
     },
-    destroy: () => strips.destroy(),
+    destroy: () => one.strips.destroy(),
   };
 };
-
-/** Signed numbers as bars around a line; each says its label and number. */
-function bars(values: readonly (number | null)[], labels: readonly string[]): HTMLElement {
-  const most = Math.max(...values.map((value) => Math.abs(value ?? 0))) || 1;
-  const low = Math.min(0, ...values.map((value) => value ?? 0));
-  const high = Math.max(0, ...values.map((value) => value ?? 0));
-  const box = h("div", {
-    class: low < 0 ? "bars signed" : "bars",
-    role: "img",
-    "aria-label": `${values.length} numbers from ${figure(low)} to ${figure(high)}`,
-  });
-  values.forEach((value, k) => {
-    const bar = h("span", { class: (value ?? 0) < 0 ? "negative" : "", title: `${labels[k] ?? k}: ${figure(value)}` });
-    bar.style.setProperty("--size", String(Math.abs(value ?? 0) / most));
-    box.append(bar);
-  });
-  return box;
-}

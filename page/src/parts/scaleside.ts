@@ -1,0 +1,63 @@
+/** A head's weights on one scale of dot products: a map, the chosen row as bars, and its measures in words. */
+
+import { h } from "../dom";
+import { css, ramp, SCALES, toned, type ScaleName } from "../numbers/colour";
+import { pooled } from "../numbers/scaled";
+import { measures } from "../numbers/softmax";
+
+/** Columns and bars that are drawn; of more, the largest weight of each. */
+const COLUMNS = 512;
+const BARS = 128;
+
+export interface ScaleSide {
+  readonly element: HTMLElement;
+  readonly title: HTMLElement;
+  /** Shows the weights of some rows, one of them marked. */
+  show(rows: readonly Float64Array[], marked: number, scale: ScaleName): void;
+}
+
+function drawMap(canvas: HTMLCanvasElement, rows: readonly Float64Array[], scale: ScaleName): void {
+  [canvas.width, canvas.height] = [Math.min(rows[0].length, COLUMNS), rows.length];
+  const brush = canvas.getContext("2d") as CanvasRenderingContext2D;
+  rows.forEach((weights, r) =>
+    pooled(weights, COLUMNS).forEach((weight, x) => {
+      if (Number.isNaN(weight)) return;
+      brush.fillStyle = css(ramp(SCALES[scale], toned(weight, 1, "root")));
+      brush.fillRect(x, r, 1, 1);
+    }),
+  );
+}
+
+const barElements = (weights: Float64Array): HTMLElement[] =>
+  Array.from(pooled(weights, BARS), (weight) => {
+    const bar = h("span", {});
+    bar.style.setProperty("--size", String(weight || 0));
+    return bar;
+  });
+
+export function scaleSide(name: string): ScaleSide {
+  const title = h("h2", {}, name);
+  const canvas = h("canvas", { role: "img" });
+  const mark = h("span", { "aria-hidden": "true" });
+  const bars = h("div", { class: "bars", role: "img" });
+  const told = h("p", { class: "told" });
+  return {
+    element: h("div", { class: "side" }, title, h("div", { class: "drawn sheet" }, canvas, mark), bars, told),
+    title,
+    show(rows, marked, scale) {
+      drawMap(canvas, rows, scale);
+      mark.style.top = `${(100 * marked) / rows.length}%`;
+      mark.style.height = `${100 / rows.length}%`;
+      bars.replaceChildren(...barElements(rows[marked]));
+      const { entropy, largest, gradient } = measures(rows[marked]);
+      const said = [
+        ["largest weight", largest],
+        ["entropy", entropy],
+        ["gradient", gradient],
+      ] as const;
+      told.textContent = said.map(([what, x]) => `${what} ${x.toFixed(2)}`).join(", ");
+      canvas.setAttribute("aria-label", `Map ${name}; the chosen row: ${told.textContent}`);
+      bars.setAttribute("aria-label", `The chosen row ${name}: ${told.textContent}`);
+    },
+  };
+}
