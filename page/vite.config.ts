@@ -3,11 +3,11 @@ import { defineConfig, type Plugin } from "vite";
 
 import { FORMULAS, numbered } from "./src/numbers/formulas.ts";
 
-/** Formulas need KaTeX's main fonts alone, and browsers that run this page read woff2. */
+/** Formulas need KaTeX's upright and italic letters and large signs alone, and browsers that run this page read woff2. */
 function fewerFonts(code: string): string {
-  const unused = /@font-face\{[^}]*KaTeX_(?:AMS|Caligraphic|Fraktur|SansSerif|Script|Typewriter)[^}]*\}/g;
+  const used = /KaTeX_(?:Main;font-style:normal;font-weight:400|Math;font-style:italic;font-weight:400|Size\d;)/;
   const older = /,url\([^)]*\.(?:woff|ttf)\) format\("[^"]*"\)/g;
-  return code.replace(unused, "").replace(older, "");
+  return code.replace(/@font-face\{[^}]*\}/g, (face) => (used.test(face) ? face.replace(older, "") : ""));
 }
 
 /** Style sheets of libraries hold for this page alone: in a notebook, others use the same libraries. */
@@ -32,9 +32,42 @@ function drawnFormulas(): Plugin {
     resolveId: (id) => (id === name ? `\0${name}` : undefined),
     load(id) {
       if (id !== `\0${name}`) return undefined;
-      const html = (formula: string): string => katex.renderToString(numbered(formula), { displayMode: true });
-      return `export default ${JSON.stringify(Object.fromEntries(FORMULAS.map((x) => [x, html(x)])))};`;
+      return moduleOf(FORMULAS.map((x) => [x, katex.renderToString(numbered(x), { displayMode: true })]));
     },
+  };
+}
+
+/** A module of named texts of HTML. Their tags are alike: each is kept once, and a text is a list of their numbers. */
+function moduleOf(texts: [name: string, html: string][]): string {
+  const split = texts.map(([name, html]) => [name, html.split(/(?=<)/)] as const);
+  const tags = [...new Set(split.flatMap(([, parts]) => parts))];
+  const numbers = new Map(tags.map((tag, k) => [tag, k]));
+  const coded = split.map(([name, parts]) => [name, parts.map((part) => numbers.get(part))]);
+  return `const tags = ${JSON.stringify(tags)};
+    export default Object.fromEntries(
+      ${JSON.stringify(coded)}.map(([name, parts]) => [name, parts.map((k) => tags[k]).join("")]),
+    );`;
+}
+
+/** Parts of OpenSeadragon that the page does not use: other tile protocols, buttons and strips, other drawers. */
+const UNUSED_PARTS = [
+  ...["DziTileSource", "IIIFTileSource", "OsmTileSource", "TmsTileSource", "LegacyTileSource", "ImageTileSource"],
+  ...["TileSourceCollection", "DisplayRect", "Button", "ButtonGroup", "ReferenceStrip"],
+  ...["HTMLDrawer", "WebGLDrawer", "Mat3"],
+];
+
+/** OpenSeadragon comes as one file, of which a bundler keeps all; each part of it begins with its name. */
+function fewerParts(): Plugin {
+  const heading = String.raw`/\*\n \* OpenSeadragon - `;
+  const without = (code: string, name: string): string => {
+    const part = new RegExp(`${heading}${name}\n[^]*?(?=${heading})`);
+    if (!part.test(code)) throw new Error(`OpenSeadragon has no part ${name}`);
+    return code.replace(part, "");
+  };
+  return {
+    name: "fewer-parts",
+    enforce: "pre",
+    transform: (code, id) => (id.endsWith("/openseadragon.js") ? UNUSED_PARTS.reduce(without, code) : undefined),
   };
 }
 
@@ -75,7 +108,7 @@ function moreLicences(): Plugin {
 
 // One module, one style sheet, nothing loaded later: the same files serve a server, a notebook and a saved file.
 export default defineConfig({
-  plugins: [drawnFormulas(), ownStyles(), moreLicences()],
+  plugins: [drawnFormulas(), fewerParts(), ownStyles(), moreLicences()],
   define: { "process.env.NODE_ENV": '"production"' },
   build: {
     target: "es2022",

@@ -24,3 +24,9 @@ test("each formula is drawn with a span for each of its numbers", () => {
 test("a formula that is not known has no drawing", () => {
   expect(drawn(String.raw`\int_0^1 x`, drawings)).toBeUndefined();
 });
+
+test("no formula needs a font that the page does not hold", () => {
+  expect(Object.values(drawings).join("")).not.toMatch(
+    /class="[^"]*(?:ams|bold|(?:math|text)(?:bb|bf|it|cal|frak|scr|sf|tt)\b)/,
+  );
+});
