@@ -2,6 +2,7 @@ import { Data, type Finding, type Scene, type Settings, type Words } from "./dat
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
+import { inside } from "./numbers/windows";
 import { Editor } from "./parts/editor";
 import { Handover } from "./parts/handover";
 import { buttons, choices, tabsOf, type Theme } from "./parts/header";
@@ -222,12 +223,12 @@ export class App {
     const scene = this.sceneOf(shown) as Scene;
     const { layers } = scene;
     const found = free(state) ? this.findings.get(shown) : undefined;
-    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(found?.layer ?? state.layer)));
+    const layer = inside(Math.trunc(found?.layer ?? state.layer), layers.length);
     return {
       scene: shown,
       view: Object.hasOwn(VIEWS, state.view) ? state.view : START.view,
       layer,
-      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(found?.head ?? state.head))),
+      head: inside(Math.trunc(found?.head ?? state.head), layers[layer].heads),
       ...typedOf(scene),
       ...(shown === state.scene || !state.scene ? {} : { i: -1, j: -1 }),
     };

@@ -1,5 +1,7 @@
 /** Which weights have an arc. */
 
+import { windowAround } from "./windows";
+
 /** The place of the learned sink among keys. */
 export const SINK = -1;
 
@@ -29,10 +31,7 @@ const FEW = 10;
 const ENOUGH = 100;
 
 /** The tokens [start, stop) of n that are shown: 64 at most, with token `at` among them. */
-export function windowOf(n: number, at: number): { start: number; stop: number } {
-  const start = Math.max(0, Math.min(n - MOST, at - (MOST >> 1)));
-  return { start, stop: Math.min(n, start + MOST) };
-}
+export const windowOf = (n: number, at: number): { start: number; stop: number } => windowAround(at, n, MOST);
 
 /** The weights above 0, the heaviest first. With `same`, queries and keys are the same tokens: none has an arc to itself. */
 export function arcsIn({ weights, rows, cols, r0, c0, sinks }: Block, same: boolean, hide: boolean): Arc[] {

@@ -10,6 +10,9 @@ export function figure(value: number | null | undefined): string {
   return text.replaceAll("-", "−");
 }
 
+/** The same of a number with so many digits. */
+export const rounded = (value: number, digits: number): string => figure(Number(value.toPrecision(digits)));
+
 /** A number in few letters, for a cell of a map. */
 export function short(value: number): string {
   const size = Math.abs(value);

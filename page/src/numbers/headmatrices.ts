@@ -1,6 +1,7 @@
 /** The matrices of one head, by name, and places in them. */
 
 import type { Matrix } from "../data";
+import { inside } from "./windows";
 
 /** null: −∞. */
 export type Value = number | null;
@@ -65,7 +66,6 @@ export class HeadMatrices {
   /** The cell nearest to a place in matrix `at`. */
   within({ row, col }: Omit<Spot, "at">, at: number): Spot {
     const { values } = this.all[at];
-    const inside = (x: number, n: number): number => Math.max(0, Math.min(n - 1, x));
     return { at, row: inside(row, values.length), col: inside(col, values[0].length) };
   }
 }

@@ -16,12 +16,15 @@ export function perPixel(pyramid: Pyramid, level: number): number {
   return 2 ** (pyramid.max_level - level);
 }
 
-export interface Block {
-  /** Queries [r0, r1) and keys [c0, c1). */
+/** Queries [r0, r1) and keys [c0, c1). */
+export interface Part {
   r0: number;
   r1: number;
   c0: number;
   c1: number;
+}
+
+export interface Block extends Part {
   /** Pixels. */
   rows: number;
   cols: number;

@@ -13,6 +13,9 @@ const RANDOM = 512;
 const TEMPERATURES = Array.from({ length: 61 }, (_, k) => 10 ** (-1.5 + k / 20));
 const FEATURES = Array.from({ length: 51 }, (_, k) => 2 ** (k / 5));
 
+/** Whether a scale is 1/√d, which is the usual one. */
+export const isUsual = (scale: number, d: number): boolean => Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
+
 export type Against = "temperature" | "d";
 
 /** Both sides of the view: with 1/√d, and without. */

@@ -1,5 +1,6 @@
 import { h } from "../dom";
 import { printable } from "../numbers/format";
+import { inside } from "../numbers/windows";
 import { tokensOf, type Context } from "../views/view";
 
 /** A number that chooses a token, the ones before and after it, and the token itself. */
@@ -23,7 +24,7 @@ export function tokenChooser(
     min: 0,
     max: n - 1,
     value,
-    change: () => set(Math.max(0, Math.min(n - 1, Math.round(Number(input.value) || 0)))),
+    change: () => set(inside(Math.round(Number(input.value) || 0), n)),
   });
   const go = (by: number, text: string, title: string): HTMLElement =>
     h(
@@ -34,7 +35,7 @@ export function tokenChooser(
         title,
         "aria-label": title,
         "data-focus": title,
-        click: () => set(Math.max(0, Math.min(n - 1, value + by))),
+        click: () => set(inside(value + by, n)),
       },
       text,
     );

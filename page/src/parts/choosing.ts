@@ -2,6 +2,7 @@
 
 import { h } from "../dom";
 import { count, printable, readable } from "../numbers/format";
+import { inside, windowAround } from "../numbers/windows";
 import { tokensOf, type Context } from "../views/view";
 import { stepOf } from "./shadedlines";
 
@@ -33,8 +34,7 @@ export class Choosing {
   async show(axis: "query" | "key", n: number, [from, to]: readonly [number, number]): Promise<void> {
     [this.from, this.n] = [from, n];
     const name = axis === "query" ? "Queries" : "Keys";
-    const start = Math.max(0, Math.min(n - SHOWN, from - (SHOWN >> 1)));
-    const stop = Math.min(n, start + SHOWN);
+    const { start, stop } = windowAround(from, n, SHOWN);
     const tokens = tokensOf(this.context)[axis];
     await tokens?.load(start, stop);
     this.label.textContent = `${name}: choose one`;
@@ -65,6 +65,6 @@ export class Choosing {
     const step = stepOf(event.key, FAR);
     if (step === undefined) return;
     event.preventDefault();
-    this.pick(Math.max(0, Math.min(this.n - 1, this.from + step)), event.shiftKey);
+    this.pick(inside(this.from + step, this.n), event.shiftKey);
   }
 }

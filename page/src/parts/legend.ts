@@ -2,7 +2,7 @@
 
 import { fitted, h } from "../dom";
 import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
-import { figure } from "../numbers/format";
+import { rounded } from "../numbers/format";
 import { perPixel } from "../numbers/levels";
 import type { Picture } from "./pictures";
 
@@ -30,7 +30,7 @@ export class Legend {
         ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone)
         : weightAt(place, top, look.tone);
       const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
-      context.fillText(least + figure(Number((at || 0).toPrecision(2))), place * width, height - 2);
+      context.fillText(least + rounded(at || 0, 2), place * width, height - 2);
     }
     const step = perPixel(info, level);
     const of = step === 1 ? "weight" : `weight, ${look.kind} pooling of ${step} × ${step} pairs`;

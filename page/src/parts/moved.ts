@@ -1,7 +1,7 @@
 /** What a row of weights takes along: the weight of each key, and that times the length of its value. */
 
 import { h } from "../dom";
-import { count, figure, printable } from "../numbers/format";
+import { count, printable, rounded } from "../numbers/format";
 import { headAt, headName, tokensOf, type Context } from "../views/view";
 
 const LISTED = 8;
@@ -30,7 +30,7 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
   await Promise.all(order.map((j) => keys?.load(j, j + 1)));
   const [most, heaviest] = [Math.max(...order.map((j) => taken[j])) || 1, Math.max(...order.map((j) => row[j])) || 1];
   const cell = (value: number, top: number, name: string): HTMLElement => {
-    const amount = h("span", { class: `amount ${name}` }, h("b", {}, figure(Number(value.toPrecision(3)))));
+    const amount = h("span", { class: `amount ${name}` }, h("b", {}, rounded(value, 3)));
     amount.style.setProperty("--share", String(value / top));
     return h("td", { [`data-${name}`]: value }, amount);
   };
@@ -56,7 +56,7 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
               h("small", {}, ` ${count(j)}`),
             ),
             cell(row[j], heaviest, "weight"),
-            h("td", { class: "plain" }, figure(Number(norms[j].toPrecision(3)))),
+            h("td", { class: "plain" }, rounded(norms[j], 3)),
             cell(taken[j], most, "taken"),
           ),
         ),

@@ -1,7 +1,8 @@
 /** One query's scores of every key before and after the mask, and its weights after the softmax, as bars. */
 
 import { fitted, h } from "../dom";
-import { count, figure, printable } from "../numbers/format";
+import { count, figure, printable, rounded } from "../numbers/format";
+import { inside } from "../numbers/windows";
 import { layerOf, tokensOf, type Context } from "../views/view";
 import { sinkShare } from "./aside";
 
@@ -82,7 +83,7 @@ export function rowStrips(context: Context): RowStrips {
       const row = rowOf(k);
       drawStrip(canvas, row, k > 0 ? rowOf(1) : null, range(k), key);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
-      const at = (j: number): string => figure(Number(row[j].toPrecision(4)));
+      const at = (j: number): string => rounded(row[j], 4);
       const sums =
         k < 2 ? "" : layerOf(context).sink ? `; the learned sink: ${figure(sinkShare(row))}` : "; they sum to 1";
       facts[k].textContent = `Key ${count(key)}: ${at(key)}; largest: key ${count(best)}, ${at(best)}${sums}`;
@@ -93,7 +94,7 @@ export function rowStrips(context: Context): RowStrips {
   canvases.forEach((canvas, k) => {
     const under = (event: MouseEvent): number => {
       const box = canvas.getBoundingClientRect();
-      return Math.max(0, Math.min(n() - 1, Math.floor(((event.clientX - box.left) / box.width) * n())));
+      return inside(Math.floor(((event.clientX - box.left) / box.width) * n()), n());
     };
     canvas.addEventListener("click", (event) => context.store.set({ j: under(event) }));
     canvas.addEventListener("pointermove", (event) => {

@@ -5,6 +5,7 @@ import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } 
 import { fitted, h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned, type ScaleName, type Tone } from "../numbers/colour";
 import { figure, readable, shortened } from "../numbers/format";
+import { inside } from "../numbers/windows";
 import { breakLines, lineOf, type Line } from "./lines";
 
 /** Pixels of a line: of a text, and of one so short that it is written large. */
@@ -208,7 +209,7 @@ export class ShadedLines {
     const step = line && stepOf(event.key, line.stop - line.start);
     if (step === undefined) return;
     event.preventDefault();
-    const to = Math.max(0, Math.min(this.tokens.length - 1, end + step));
+    const to = inside(end + step, this.tokens.length);
     this.reader.pick(to, event.shiftKey);
     this.show(to, "auto");
   }

@@ -2,7 +2,7 @@
 
 import type { TokenRow } from "../data";
 import { h } from "../dom";
-import { count, figure, printable, shortened } from "../numbers/format";
+import { count, figure, printable, rounded, shortened } from "../numbers/format";
 import { wordOf } from "../numbers/words";
 import { headName, layerOf, sameTokens, type Context } from "../views/view";
 import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
@@ -43,7 +43,7 @@ function entry(word: string | null, t: number | null, weight: number, more: numb
     h("small", {}, t === null ? "" : count(t)),
     share,
     h("b", {}, figure(weight)),
-    more !== null && h("b", { title: TAKEN, "data-taken": more }, figure(Number(more.toPrecision(3)))),
+    more !== null && h("b", { title: TAKEN, "data-taken": more }, rounded(more, 3)),
   ];
   return act && t !== null
     ? h("button", { type: "button", click: act, "data-weight": String(weight), "data-token": t }, ...parts)

@@ -2,7 +2,8 @@
 
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable, readable } from "../numbers/format";
+import { count, figure, printable, readable, rounded } from "../numbers/format";
+import { windowAround } from "../numbers/windows";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
 import { asideLine, asideSaid, leavesAside, placeOf, sinkShare, split } from "./aside";
 import { TAKEN, takenOf } from "./moved";
@@ -61,11 +62,10 @@ export function shadedText(
   const own = sameTokens(layerOf(context)) ? i : null; // a query of another text is no token of this one
   const top = row.reduce((most, weight) => (weight > most ? weight : most), 0) || 1;
   const scale = SCALES[scaleName(store.state)];
-  const middle = row.length <= SHOWN ? 0 : Math.max(0, Math.min(row.length - SHOWN, j - (SHOWN >> 1)));
-  const stop = Math.min(row.length, middle + SHOWN);
+  const { start, stop } = windowAround(j, row.length, SHOWN);
   const text = h("p", { class: "shaded sheet" });
-  if (middle > 0) text.append("… ");
-  for (let t = middle; t < stop; t++) {
+  if (start > 0) text.append("… ");
+  for (let t = start; t < stop; t++) {
     const weight = row[t];
     const token = tokens ? readable(tokens[t] ?? "").replaceAll("\n", "↵") || "∅" : `${t} `;
     const span = h("span", { class: "token", "data-token": t }, token);
@@ -115,9 +115,7 @@ export function rowBars(
   const of = axis === "j" ? chosen(context).i : chosen(context).j;
   const [listed, aside] = split(weighty(row), near ? () => false : leavesAside(layer, of, of + 1, axis === "i"));
   const moves = (t: number): HTMLElement | undefined =>
-    taken.length
-      ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3))))
-      : undefined;
+    taken.length ? h("b", { title: TAKEN, "data-taken": taken[t] }, rounded(taken[t], 3)) : undefined;
   const bars = listed
     .slice(0, LISTED)
     .map((t) =>

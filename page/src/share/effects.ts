@@ -3,7 +3,7 @@
 import type { Ablation, Ablations } from "../data";
 import { pixelTable, SCALES } from "../numbers/colour";
 import { toHalf } from "../numbers/half";
-import { count, figure, printable } from "../numbers/format";
+import { count, printable, rounded } from "../numbers/format";
 import { measures, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
 import { chosenQuery, headAt, headName, layerOf, named, tokensOf, type Context } from "../views/view";
@@ -127,7 +127,7 @@ async function takenFigure(context: Context): Promise<Drawing> {
     name: key ? printable(key.at(j) ?? "") : "",
     about: count(j),
     share: taken[j] / (taken[order[0]] || 1),
-    said: figure(Number(taken[j].toPrecision(3))),
+    said: rounded(taken[j], 3),
   }));
   drawing.height = drawBars(drawing, bars, { x: 12, y: 32, width: WIDE - 24, names: 140, mono: true });
   drawing.caption(

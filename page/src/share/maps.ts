@@ -1,20 +1,12 @@
 /** Maps as figures: what is seen of one, its tokens, the scale of its colours. */
 
 import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
-import { columns, count, figure, printable, shortened } from "../numbers/format";
-import { perPixel, tileBlock } from "../numbers/levels";
+import { columns, count, printable, rounded, shortened } from "../numbers/format";
+import { perPixel, tileBlock, type Part } from "../numbers/levels";
 import type { Tokens } from "../data";
 import type { Picture, Pixels } from "../parts/pictures";
 import { letterSize, markEvery } from "../parts/rulers";
 import { LINE, SOFT, type Drawing } from "./drawing";
-
-/** Queries [r0, r1) and keys [c0, c1). */
-export interface Part {
-  r0: number;
-  r1: number;
-  c0: number;
-  c1: number;
-}
 
 /** Pixels of a map on a side, at most. */
 const MOST = 1600;
@@ -136,7 +128,7 @@ export function drawScale(drawing: Drawing, picture: Picture, level: number, x: 
       : weightAt(place, top, look.tone);
     const anchor = place === 0 ? "start" : place === 1 ? "end" : "middle";
     const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
-    const text = least + figure(Number((at || 0).toPrecision(2)));
+    const text = least + rounded(at || 0, 2);
     drawing.text(x + place * width, y + 23, text, { size: 10, fill: SOFT, anchor });
   }
 }

@@ -43,50 +43,45 @@ const PAGE: Item = {
   },
 };
 
-const PNG: Item = {
-  key: "p",
-  title: "PNG of this view",
-  about: "7 inches wide at 300 pixels an inch, with a caption",
+const picture = (key: string, ending: "png" | "svg", type: string, about: string): Item => ({
+  key,
+  title: `${ending.toUpperCase()} of this view`,
+  about,
   act: async (context) => {
-    save(await (await figureOf(context)).png(), fileName(context, "png"), "image/png");
+    save(await (await figureOf(context))[ending](), fileName(context, ending), type);
     return "The picture is saved.";
   },
-};
-
-const SVG: Item = {
-  key: "s",
-  title: "SVG of this view",
-  about: "the same, to be enlarged and edited",
-  act: async (context) => {
-    save((await figureOf(context)).svg(), fileName(context, "svg"), "image/svg+xml");
-    return "The picture is saved.";
-  },
-};
-
-const tables: Item[] = (["row", "part"] as const).flatMap((what, k) => {
-  const of = what === "row" ? "this row" : "this part of the map";
-  const about = what === "row" ? "the chosen query on all keys" : "what is seen of the map, every pair";
-  return [
-    {
-      key: "ct"[k],
-      title: `CSV of ${of}`,
-      about,
-      act: async (context: Context) => {
-        save(csvOf(await tableOf(context, partOfTable(context, what))), fileName(context, "csv"), "text/csv");
-        return "The weights are saved.";
-      },
-    },
-    {
-      key: "nz"[k],
-      title: `.npz of ${of}`,
-      about,
-      act: async (context: Context) => {
-        save(npzOf(await tableOf(context, partOfTable(context, what))), fileName(context, "npz"), "application/zip");
-        return "The weights are saved.";
-      },
-    },
-  ];
 });
+
+const PNG = picture("p", "png", "image/png", "7 inches wide at 300 pixels an inch, with a caption");
+const SVG = picture("s", "svg", "image/svg+xml", "the same, to be enlarged and edited");
+
+const OF = {
+  row: ["this row", "the chosen query on all keys"],
+  part: ["this part of the map", "what is seen of the map, every pair"],
+} as const;
+
+function table(key: string, what: "row" | "part", ending: "csv" | "npz"): Item {
+  const [of, about] = OF[what];
+  const [name, type] = ending === "csv" ? ["CSV", "text/csv"] : [".npz", "application/zip"];
+  return {
+    key,
+    title: `${name} of ${of}`,
+    about,
+    act: async (context) => {
+      const weights = await tableOf(context, partOfTable(context, what));
+      save(ending === "csv" ? csvOf(weights) : npzOf(weights), fileName(context, ending), type);
+      return "The weights are saved.";
+    },
+  };
+}
+
+const TABLES = [
+  table("c", "row", "csv"),
+  table("n", "row", "npz"),
+  table("t", "part", "csv"),
+  table("z", "part", "npz"),
+];
 
 /** A menu of what can be saved, each entry with a letter. */
 export class ShareMenu {
@@ -110,7 +105,7 @@ export class ShareMenu {
       ...(kind === "file" ? [] : [PAGE]),
       PNG,
       SVG,
-      ...tables,
+      ...TABLES,
     ];
     this.said.textContent = "";
     this.element.replaceChildren(

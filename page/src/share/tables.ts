@@ -1,8 +1,9 @@
 /** Weights as tables: CSV for people and spreadsheets, .npz for NumPy. */
 
+import type { Part } from "../numbers/levels";
 import { npz, type NpyArray } from "../numbers/npz";
 import { chosenQuery, headAt, layerOf, tokensOf, type Context } from "../views/view";
-import { partOf, type Part } from "./maps";
+import { partOf } from "./maps";
 
 /** Pairs that one table holds, at most. */
 export const MOST_PAIRS = 2 ** 20;

@@ -1,6 +1,7 @@
 /** The matrices of one head, and the scores of one query, from what a saved file holds: as the server tells them. */
 
 import type { Matrix } from "../data";
+import { isUsual } from "../numbers/scaled";
 import type { ComputedWeights } from "./weights";
 
 export const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
@@ -12,7 +13,6 @@ export async function matricesOf(weights: ComputedWeights): Promise<Matrix[]> {
   const P = (await weights.block(0, n_q, 0, n_k)).map((weight) => weight || 0); // NaN where it is hidden
   const made = (n: number, width: number, of: (r: number, c: number) => number): (number | null)[][] =>
     Array.from({ length: n }, (_, r) => Array.from({ length: width }, (__, c) => six(of(r, c))));
-  const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
   const raw = scale === 1 ? "S" : "R";
   const matrices: Matrix[] = [
     {
@@ -38,7 +38,7 @@ export async function matricesOf(weights: ComputedWeights): Promise<Matrix[]> {
   });
   const scores = { symbol: "S", tensor: "S[i,j]" };
   if (scale !== 1) {
-    const formula = `S[i,j] = ${usual ? `R[i,j] / √${d}` : `${six(scale)} · R[i,j]`}`;
+    const formula = `S[i,j] = ${isUsual(scale, d) ? `R[i,j] / √${d}` : `${six(scale)} · R[i,j]`}`;
     matrices.push({ name: "scaled", ...scores, formula, values: made(n_q, n_k, (i, j) => scale * weights.dot(i, j)) });
   }
   const pairs = (x: Float32Array): (number | null)[][] => made(n_q, n_k, (i, j) => x[i * n_k + j]);

@@ -1,11 +1,11 @@
 /** One weight step by step from what a saved file holds: the stages that the server tells, in the same words. */
 
 import type { Stage } from "../data";
+import { isUsual } from "../numbers/scaled";
+import { six } from "./matrices";
 import type { ComputedWeights } from "./weights";
 
 const SHOWN = 256;
-
-const six = (x: number): string => String(Number(x.toPrecision(6)));
 
 const finite = (x: number): number | null => (Number.isFinite(x) ? x : null);
 
@@ -33,7 +33,7 @@ function features(name: string, formula: string, text: string, n: number, of: (a
 /** From the features of the query and the key to their scaled product. */
 function productStages({ weights, i, j, s }: Pair): Stage[] {
   const { q, k, d, scale } = weights;
-  const factor = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6 ? `\\frac{1}{\\sqrt{${d}}}` : six(scale);
+  const factor = isUsual(scale, d) ? `\\frac{1}{\\sqrt{${d}}}` : `${six(scale)}`;
   const product = (a: number): number => q[i * d + a] * k[j * d + a];
   const dot = weights.dot(i, j);
   return [

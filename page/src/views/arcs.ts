@@ -1,7 +1,9 @@
 import { h, pointing } from "../dom";
 import { arcsIn, leastOf, shownFrom, USUAL, windowOf, type Block } from "../numbers/arcs";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable } from "../numbers/format";
+import { count, printable } from "../numbers/format";
+import { inside } from "../numbers/windows";
+import { powerSlider } from "../parts/powerslider";
 import { drawArcs, type TokenRow } from "../parts/arcdrawing";
 import { toneChoice } from "../parts/mapcontrols";
 import type { State } from "../state";
@@ -150,7 +152,7 @@ class Arcs implements View {
   private turning(what: string, axis: "i" | "j", start: number, shown: number, n: number): (HTMLElement | string)[] {
     const middle = start + (shown >> 1);
     const move = (by: number, text: string): HTMLElement => {
-      const go = (): void => this.context.store.set({ [axis]: Math.max(0, Math.min(n - 1, middle + by)) });
+      const go = (): void => this.context.store.set({ [axis]: inside(middle + by, n) });
       return h("button", { type: "button", click: go }, text);
     };
     const name = ` ${what} ${count(start)} to ${count(start + shown - 1)} `;
@@ -158,21 +160,12 @@ class Arcs implements View {
   }
 
   private drawControls(): void {
-    const shown = h("output", {}, figure(this.least));
-    const slider = h("input", {
-      type: "range",
-      min: -5,
-      max: 0,
-      step: 0.02,
-      value: Math.log10(this.least),
-      input: () => {
-        [this.least, this.set] = [Number((10 ** Number(slider.value)).toPrecision(2)), true];
-        shown.textContent = figure(this.least);
-        this.show();
-      },
+    const slider = powerSlider("Weights from", [-5, 0, 0.02], this.least, (least) => {
+      [this.least, this.set] = [least, true];
+      this.show();
     });
     this.controls.replaceChildren(
-      h("label", { class: "field" }, h("span", {}, "Weights from"), slider, shown),
+      slider,
       toneChoice(this.context.store),
       h("p", { class: "help" }, `${pointing()} a token to see its arcs alone.`),
     );

@@ -1,8 +1,9 @@
 import type { Layer } from "../data";
 import { choice, h, redraw } from "../dom";
 import { figure } from "../numbers/format";
-import { curvesOf, rowOf, rowsWith, SIDES, weightsOf, type Against, type DotBlock } from "../numbers/scaled";
+import { curvesOf, isUsual, rowOf, rowsWith, SIDES, weightsOf, type Against, type DotBlock } from "../numbers/scaled";
 import { tokenChooser } from "../parts/chooser";
+import { powerSlider } from "../parts/powerslider";
 import { measureCharts, varianceChart } from "../parts/scalecharts";
 import { scaleSide } from "../parts/scaleside";
 import { nameOf } from "../parts/sentences";
@@ -37,23 +38,11 @@ interface Shown {
 function scaleControls(context: Context, changed: () => void) {
   const settings: Settings = { temperature: 1, against: "temperature" };
   const element = h("div", { class: "controls" });
-  const temperature = (): HTMLElement => {
-    const shown = h("output", {}, figure(settings.temperature));
-    const slider = h("input", {
-      type: "range",
-      min: -1.5,
-      max: 1.5,
-      step: 0.05,
-      value: Math.log10(settings.temperature),
-      "aria-label": "Temperature",
-      input: () => {
-        settings.temperature = Number((10 ** Number(slider.value)).toPrecision(2));
-        shown.textContent = figure(settings.temperature);
-        changed();
-      },
+  const temperature = (): HTMLElement =>
+    powerSlider("Temperature", [-1.5, 1.5, 0.05], settings.temperature, (to) => {
+      settings.temperature = to;
+      changed();
     });
-    return h("label", { class: "field" }, h("span", {}, "Temperature"), slider, shown);
-  };
   const axes = (["temperature", "d"] as const).map((name) => [name, name] as const);
   const axis = (): HTMLElement =>
     choice("Curves against", axes, settings.against, (to) => {
@@ -73,10 +62,9 @@ function scaleControls(context: Context, changed: () => void) {
 /** What is said below the maps. */
 function noteOf({ scale, d, plain, rules, n_q }: Layer, { r0, r1 }: DotBlock, token: string): string {
   const some = r1 - r0 === n_q ? "" : `, rows ${r0} to ${r1 - 1}`;
-  const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
   const parts = [
     `Both maps have one colour scale, from 0 to 1${some}. The marked row, also as bars, is query ${token}.`,
-    usual ? "" : `This layer scales by ${figure(scale)} itself.`,
+    isUsual(scale, d) ? "" : `This layer scales by ${figure(scale)} itself.`,
     plain ? "" : `Of its rules (${rules}) only what hides keys is applied here.`,
   ];
   return parts.filter(Boolean).join(" ");
