@@ -24,6 +24,7 @@ export function tokenChooser(
     min: 0,
     max: n - 1,
     value,
+    "data-focus": label,
     change: () => set(inside(Math.round(Number(input.value) || 0), n)),
   });
   const go = (by: number, text: string, title: string): HTMLElement =>

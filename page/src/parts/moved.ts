@@ -3,6 +3,7 @@
 import { h } from "../dom";
 import { count, printable, rounded } from "../numbers/format";
 import { headAt, headName, tokensOf, type Context } from "../views/view";
+import { amount } from "./amount";
 
 const LISTED = 8;
 
@@ -29,11 +30,8 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
   const order = [...listed].sort((a, b) => taken[b] - taken[a]).slice(0, LISTED + 2);
   await Promise.all(order.map((j) => keys?.load(j, j + 1)));
   const [most, heaviest] = [Math.max(...order.map((j) => taken[j])) || 1, Math.max(...order.map((j) => row[j])) || 1];
-  const cell = (value: number, top: number, name: string): HTMLElement => {
-    const amount = h("span", { class: `amount ${name}` }, h("b", {}, rounded(value, 3)));
-    amount.style.setProperty("--share", String(value / top));
-    return h("td", { [`data-${name}`]: value }, amount);
-  };
+  const cell = (value: number, top: number, name: string): HTMLElement =>
+    h("td", { [`data-${name}`]: value }, amount(value / top, rounded(value, 3), name));
   const titles = ["key", "weight", "‖value‖", "weight × ‖value‖"];
   return [
     heading,

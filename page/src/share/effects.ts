@@ -2,6 +2,7 @@
 
 import type { Ablation, Ablations } from "../data";
 import { pixelTable, SCALES } from "../numbers/colour";
+import { change, effectsOf, percent } from "../numbers/effects";
 import { toHalf } from "../numbers/half";
 import { count, printable, rounded } from "../numbers/format";
 import { measures, softmax } from "../numbers/softmax";
@@ -81,24 +82,17 @@ export async function scaleFigure(context: Context): Promise<Drawing> {
   return drawing;
 }
 
-const percent = (share: number): string => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
-
-const signed = (x: number): string => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(3)}`;
-
 /** Heads by how much the loss changes without each. */
-export function lossBars({ scene }: Pick<Context, "scene">, { loss, rows }: Ablations): Bar[] {
-  const changes = rows.map(({ layer, head, loss: without }) => ({
-    name: headName(scene, layer, head),
-    by: without - loss,
-  }));
-  const listed = changes.sort((a, b) => Math.abs(b.by) - Math.abs(a.by)).slice(0, LISTED);
-  const most = Math.max(...listed.map(({ by }) => Math.abs(by))) || 1;
+export function lossBars({ scene }: Pick<Context, "scene">, ablations: Ablations): Bar[] {
+  const listed = effectsOf(ablations)
+    .sort((a, b) => b.share - a.share)
+    .slice(0, LISTED);
   return listed
     .sort((a, b) => b.by - a.by)
-    .map(({ name, by }) => ({
-      name,
-      share: Math.abs(by) / most,
-      said: signed(by),
+    .map(({ layer, head, by, share }) => ({
+      name: headName(scene, layer, head),
+      share,
+      said: change(by),
       fill: by < 0 ? BLUE : ORANGE,
     }));
 }

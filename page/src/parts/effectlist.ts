@@ -1,0 +1,71 @@
+/** Heads by the loss of the model without each, to choose one. */
+
+import type { HeadRow, Scene } from "../data";
+import { h, redraw } from "../dom";
+import { change, type Effect } from "../numbers/effects";
+import { headName } from "../views/view";
+import { amount } from "./amount";
+import { kindsOf } from "./headgrid";
+
+interface Place {
+  layer: number;
+  head: number;
+}
+
+const nameOf = ({ layer, head }: Place): string => `${layer}/${head}`;
+
+export class EffectList {
+  private readonly list = h("ol", { class: "effects" });
+  private readonly said = h("p", { class: "help" });
+  readonly element = h(
+    "div",
+    { class: "left", tabindex: 0, role: "region", "aria-label": "Heads by the loss without them" },
+    h("h2", {}, "Every head, by how much the loss rises without it"),
+    this.said,
+    this.list,
+  );
+
+  constructor(
+    private readonly scene: Scene,
+    private readonly pick: (head: Place) => void,
+  ) {}
+
+  /** Says that the effects are on their way, unless others are shown until then. */
+  wait(): void {
+    if (!this.list.childElementCount) this.said.textContent = "Running the model without each head …";
+  }
+
+  show(loss: number, effects: readonly Effect[], kinds: readonly HeadRow[], chosen: Place): void {
+    this.said.textContent = `Loss with all heads: ${loss.toFixed(3)} nats a byte. Orange: more without this head; blue: less.`;
+    const known = new Map(kinds.map((row) => [nameOf(row), row]));
+    redraw(this.list, ...effects.map((effect) => h("li", {}, this.button(effect, known.get(nameOf(effect))))));
+    this.mark(chosen);
+  }
+
+  /** Marks the chosen head. */
+  mark(chosen: Place): void {
+    for (const button of this.list.querySelectorAll("button")) {
+      const is = button.dataset.head === nameOf(chosen);
+      button.classList.toggle("current", is);
+      button.setAttribute("aria-pressed", String(is));
+    }
+  }
+
+  private button(effect: Effect, row?: HeadRow): HTMLElement {
+    const { layer, head, by, share } = effect;
+    return h(
+      "button",
+      {
+        type: "button",
+        class: "effect",
+        "data-head": nameOf(effect),
+        "data-focus": nameOf(effect),
+        "data-change": by,
+        click: () => this.pick({ layer, head }),
+      },
+      h("span", { class: "name" }, headName(this.scene, layer, head)),
+      h("span", { class: "kind" }, row ? kindsOf(row) : ""),
+      amount(share, change(by), by < 0 ? "less" : "more"),
+    );
+  }
+}
