@@ -4,7 +4,7 @@ import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { columns, count, figure, readable, shortened } from "../numbers/format";
 import { breakLines, lineOf } from "../parts/lines";
 import { DifferencePicture, HeadPicture } from "../parts/pictures";
-import { comparedHead } from "../views/compare";
+import { comparedHead } from "../views/compared";
 import { chosen, headAt, layerOf, named, sameTokens, tokensOf, type Context } from "../views/view";
 import { Drawing, INK, SOFT } from "./drawing";
 import { ablationFigure, scaleFigure } from "./effects";
