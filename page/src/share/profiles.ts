@@ -2,6 +2,7 @@
 
 import type { Profile } from "../data";
 import { count, rounded } from "../numbers/format";
+import { axisOf, positionsOf } from "../numbers/profilecharts";
 import { binAt, stairs } from "../numbers/stairs";
 import { headAt, type Context } from "../views/view";
 import { Drawing, LINE, SOFT, wrapped } from "./drawing";
@@ -12,10 +13,6 @@ const CHART = { wide: WIDE / 2, high: 208, left: 56, top: 50, right: 16, frame: 
 
 /** Letters of a title in a line, in lines of so many pixels. */
 const TITLE = { letters: 46, line: 13 };
-
-/** What runs along a chart. */
-const along = (key: string, profile: Profile): string =>
-  profile.edges ? "distance: query − key" : key === "received" ? "key" : "query";
 
 interface Frame {
   across(x: number): number;
@@ -39,9 +36,7 @@ function curve(profile: Profile, x: readonly number[], { across, up }: Frame): s
 function drawProfile(drawing: Drawing, key: string, profile: Profile, x0: number, y0: number): void {
   const [left, top, wide, high] = [x0 + CHART.left, y0 + CHART.top, CHART.wide - CHART.left - CHART.right, CHART.frame];
   const values = profile.values.map((v) => v ?? NaN);
-  const x = profile.edges
-    ? stairs(profile).x.map((v) => Math.asinh(v))
-    : values.map((_, k) => profile.start + k * profile.step);
+  const x = profile.edges ? stairs(profile).x.map((v) => Math.asinh(v)) : positionsOf(profile);
   const seen = values.filter(Number.isFinite);
   const [low, least] = [Math.min(0, ...seen), Math.max(...seen, 1e-12)];
   const frame: Frame = {
@@ -64,7 +59,7 @@ function drawProfile(drawing: Drawing, key: string, profile: Profile, x0: number
     : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);
   drawing.text(left, top + high + 14, ends[0], small);
   drawing.text(left + wide, top + high + 14, ends[1], { ...small, anchor: "end" });
-  drawing.text(left + wide / 2, top + high + 30, along(key, profile), { ...small, size: 10, anchor: "middle" });
+  drawing.text(left + wide / 2, top + high + 30, axisOf(key), { ...small, size: 10, anchor: "middle" });
 }
 
 export async function profilesFigure(context: Context): Promise<Drawing> {
