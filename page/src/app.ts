@@ -323,7 +323,7 @@ export class App {
     const dark = scaleName(state) !== "ink";
     const sink = this.scene?.layers[state.layer]?.sink;
     const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark, sink), this.words);
-    this.line.replaceChildren(...nodes);
+    redraw(this.line, ...nodes);
   }
 
   private mount(): void {

@@ -433,10 +433,24 @@ def test_one_token_in_every_head(tab: Tab) -> None:
     page.wait_for_function("() => location.hash.includes('i=20')")
 
 
+@pytest.mark.parametrize("tab", [{}, PHONE], ids=["screen", "phone"], indirect=True)
 def test_terms_are_explained(tab: Tab) -> None:
     page = tab.open("view=heads")
-    page.wait_for_selector(".said .term")
-    assert "Plainly: what do I look for?" in page.locator(".said .term", has_text="query").get_attribute("title")
+    term, meaning = page.locator(".said .term", has_text="query"), page.locator(".meaning:popover-open")
+    term.focus()
+    page.keyboard.press("Enter")
+    meaning.wait_for()
+    assert meaning.inner_text().endswith(" Plainly: what do I look for?")
+    assert meaning.get_attribute("id") == term.get_attribute("aria-describedby")
+    accessible(page)
+    page.keyboard.press("Escape")
+    meaning.wait_for(state="hidden")
+    term.click()
+    box, window = meaning.bounding_box(), page.viewport_size
+    assert 0 <= box["x"] < box["x"] + box["width"] <= window["width"]
+    assert term.bounding_box()["y"] + term.bounding_box()["height"] <= box["y"]
+    page.mouse.click(window["width"] - 4, window["height"] - 4)
+    meaning.wait_for(state="hidden")
     page.keyboard.press("?")
     glossary = page.locator("dialog .glossary")
     glossary.wait_for()

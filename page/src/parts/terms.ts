@@ -1,24 +1,29 @@
-/** Terms of the field inside a sentence, each with its meaning where one points at it. */
+/** Terms of the field inside a sentence, each a button that opens its meaning. */
 
 import type { Words } from "../data";
 import { h } from "../dom";
+import { explained } from "./explained";
 
 /** What a term means, plainly too. */
 function meanings(words: Words): Map<string, string> {
-  const terms = words.glossary.map(({ name, meaning, plain }) => [name, `${meaning} Plainly: ${plain}.`] as const);
+  const ended = (text: string): string => (text.endsWith("?") ? text : `${text}.`);
+  const terms = words.glossary.map(
+    ({ name, meaning, plain }) => [name, `${meaning} Plainly: ${ended(plain)}`] as const,
+  );
   return new Map([...terms, ...words.kinds.map(({ name, definition }) => [name, definition] as const)]);
 }
 
 const escape = (text: string): string => text.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&");
 
-/** A sentence as nodes: terms are marked, and say what they mean. */
+/** A sentence as nodes: terms are buttons where they come first, and say what they mean. */
 export function withTerms(text: string, words: Words): Node[] {
   const known = meanings(words);
   const names = [...known.keys()].sort((a, b) => b.length - a.length).map(escape);
   const pattern = new RegExp(`(?<![\\p{L}\\p{N}])(${names.join("|")})(?![\\p{L}\\p{N}])`, "gu");
-  return text.split(pattern).map((part, k) => {
-    if (k % 2 === 0) return document.createTextNode(part);
-    return h("span", { class: "term", title: known.get(part) }, part);
+  return text.split(pattern).flatMap((part, k): Node[] => {
+    const meaning = k % 2 ? known.get(part) : undefined;
+    known.delete(part);
+    return meaning === undefined ? [document.createTextNode(part)] : explained(part, meaning);
   });
 }
 

@@ -22,7 +22,7 @@ export class Tour {
     private readonly go: (step: number) => void,
   ) {
     this.element.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
+      if (event.key !== "Escape" || this.element.querySelector(":popover-open")) return; // which closes a meaning
       event.preventDefault();
       event.stopPropagation();
       this.go(0);
