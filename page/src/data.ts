@@ -152,6 +152,8 @@ export interface TokenRow {
   head: number;
   keys: number[];
   weights: number[];
+  /** The weight on the learned sink, if there is one. */
+  sink?: number;
 }
 
 /** Everything that is said, the same in the terminal and in pictures. */

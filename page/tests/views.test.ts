@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import type { Layer } from "../src/data";
 import { arcsIn, leastOf, shownFrom, SINK, USUAL, windowOf } from "../src/numbers/arcs";
-import { asideSaid, leavesAside, placeOf, sinkShare, split } from "../src/parts/aside";
+import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
 import { stepOf } from "../src/parts/shadedlines";
 import { sameTokens } from "../src/views/view";
 
@@ -85,11 +85,6 @@ describe("lists", () => {
   it("have the learned sink where its weight belongs", () => {
     const weights = Float32Array.from([0.1, 0.5, 0.3]);
     expect([0.9, 0.4, 0.05].map((sink) => placeOf(sink, [1, 2, 0], weights))).toEqual([0, 1, 3]);
-  });
-
-  it("give the learned sink what a row is short of 1", () => {
-    expect(sinkShare(Float32Array.from([0.125, NaN, 0.0625]))).toBe(0.8125);
-    expect(sinkShare(Float32Array.from([0.5, 0.5000001]))).toBe(0);
   });
 });
 

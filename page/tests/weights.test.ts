@@ -1,9 +1,9 @@
 import { describe, expect, it } from "vitest";
 
-import type { Scene, Stage } from "../src/data";
+import type { Scene, Stage, TokenRow } from "../src/data";
 import { halfValues, toHalf } from "../src/numbers/half";
 import { FileSource } from "../src/source/file";
-import { tileOf, type Weights } from "../src/source/weights";
+import { arraysOf, tileOf, type StoredHead, type Weights } from "../src/source/weights";
 import { fromHash, settingsIn, START, Store, toHash, typedOf } from "../src/state";
 
 const base64 = (numbers: Float32Array | Uint16Array): string =>
@@ -149,6 +149,19 @@ describe("a saved page", () => {
     const { stages } = (await file.json("api/s/step/0/0/2/1")) as { stages: Stage[] };
     const step = stages.find(({ name }) => name === "sink");
     expect(step).toMatchObject({ value: 0.25, text: "row 2 leaves 25.00% of its attention to the learned sink" });
+  });
+
+  it("tells the weight on a learned sink in every head, of layers that have one", async () => {
+    const layer = { heads: 1, n_q: 7, n_k: 9 };
+    const scenes = { scenes: [{ id: "s", layers: [{ ...layer, sink: true }, layer] }] };
+    const lower = arraysOf(stored as StoredHead).lse.map((x) => x + Math.log(2)); // as if the sink had half of each row
+    const halved = { ...stored, sink: true, lse: base64(lower) };
+    const exact = { "s/0/0": halved, "s/1/0": stored } as unknown as Record<string, StoredHead>;
+    const file = new FileSource({ answers: { "api/scenes": scenes }, exact });
+    const { rows } = (await file.json("api/s/token/6")) as { rows: TokenRow[] };
+    expect(rows[0].sink).toBeCloseTo(0.5, 6);
+    expect(rows[0].weights[0]).toBeCloseTo(rows[1].weights[0] / 2, 6);
+    expect(rows[1]).not.toHaveProperty("sink");
   });
 
   it("says that it has no steps where rules are more than it knows", async () => {

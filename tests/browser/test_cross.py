@@ -12,6 +12,10 @@ from in_browser import READY, Tab, serving, structured
 SINK = {"query": structured(24, 2)[0], "key": structured(24, 2)[1], "causal": True, "sink": np.array([8.0, 0.0])}
 LATER = {"query": structured(24, 2)[0][:, -4:], "key": structured(24, 2)[1], "causal": True, "offset": 20}
 WORDS = structured(24, 2)[3]
+# Whether anything is drawn in the sink's column.
+COLUMN = """() => { const one = document.querySelector(".sinks"), none = document.createElement("canvas");
+  [none.width, none.height] = [one.width, one.height];
+  return one.clientWidth === 16 && one.toDataURL() !== none.toDataURL(); }"""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,13 @@ def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
     page.wait_for_selector(READY["map"])
     assert "the learned sink 0.7" in page.locator(".readout").inner_text()
     assert "a row and the learned sink sum to 1." in page.locator("p.said").inner_text()
+    page.wait_for_function(COLUMN)
+    page = tab.turn("view=heads&scene=arrays", READY["heads"])
+    assert page.eval_on_selector_all(".card canvas", "all => all.map(one => one.width)") == [71, 71]
+    page = tab.turn("view=token&scene=arrays&i=23", READY["token"])
+    assert page.locator(".cell").first.inner_text().split()[-2:] == ["sink", f"{sink:.2f}"]
+    page = tab.turn("view=map&scene=cross", READY["map"])
+    assert not page.locator(".sinks").is_visible()
 
 
 def test_lists_leave_aside_what_most_heads_look_at(tab: Tab) -> None:

@@ -900,7 +900,10 @@ def test_a_learned_sink_takes_what_a_row_is_short_of_one() -> None:
         np.testing.assert_allclose(profile, found, rtol=1e-5)
         stages = {stage["name"]: stage for stage in asked(answers, f"arrays/step/0/{head}/30/3")["stages"]}
         assert stages["sink"]["value"] == pytest.approx(found[30], rel=1e-5)
+    rows = asked(answers, "arrays/token/30")["rows"]
+    assert [row["sink"] for row in rows] == pytest.approx(1 - P[:, 30].sum(-1), abs=1e-5)
     without = Answers([arrays(Q, K)], patience=None)
+    assert all(row.keys() == {"layer", "head", "keys", "weights"} for row in asked(without, "arrays/token/30")["rows"])
     assert not asked(without, "scenes")["scenes"][0]["layers"][0]["sink"]
     assert asked(without, "arrays/sinks/0/0").size == 0
     assert "learned_sink" not in asked(without, "arrays/profiles/0/0")

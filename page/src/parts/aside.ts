@@ -36,10 +36,6 @@ export function asideLine({ store }: Context, said: string): HTMLElement {
   return h("p", { class: "help aside-line" }, ...(near ? [button] : [`Left aside: ${said} `, button]));
 }
 
-/** The weight of a whole row that is on no key: that of the learned sink. */
-export const sinkShare = (row: Float32Array): number =>
-  Math.max(0, 1 - row.reduce((sum, weight) => sum + (weight || 0), 0));
-
 /** Where a weight belongs in a list of tokens whose weights fall. */
 export const placeOf = (weight: number, order: readonly number[], weights: Float32Array): number =>
   order.filter((t) => weights[t] > weight).length;

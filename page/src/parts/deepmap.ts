@@ -8,6 +8,7 @@ import { short } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
 import type { Picture, Pixels } from "./pictures";
 import { drawRuler } from "./rulers";
+import { SinkColumn } from "./sinkcolumn";
 import { cellWidth, stageOf, WIDEST_CELL } from "./stage";
 
 export interface Cell {
@@ -66,6 +67,7 @@ export class DeepMap {
   );
   private readonly top = h("canvas", { class: "ruler top", "aria-hidden": "true" });
   private readonly left = h("canvas", { class: "ruler left", "aria-hidden": "true" });
+  private readonly sinks = new SinkColumn();
   private readonly viewer: OpenSeadragon.Viewer;
   private readonly watcher: ResizeObserver;
   private picture: Picture | null = null;
@@ -102,7 +104,8 @@ export class DeepMap {
       this.overlay,
       this.waiting,
     );
-    this.element = h("div", { class: "deepmap" }, this.corner, this.top, this.left, this.stage);
+    const { label, element: sinks } = this.sinks;
+    this.element = h("div", { class: "deepmap" }, this.corner, label, this.top, this.left, sinks, this.stage);
     this.viewer = new OpenSeadragon.Viewer(viewerOptions(place, options.minimap));
     for (const element of place.querySelectorAll("[tabindex]")) element.setAttribute("tabindex", "-1");
     this.listen();
@@ -167,7 +170,7 @@ export class DeepMap {
   private fit(): void {
     if (!this.picture) return;
     const { n_q, n_k } = this.picture.info;
-    const [left, top] = [this.corner.offsetWidth, this.corner.offsetHeight];
+    const [left, top] = [this.corner.offsetWidth + this.sinks.label.offsetWidth, this.corner.offsetHeight];
     const { wide, high } = stageOf(n_q, n_k, this.element.clientWidth - left, this.element.clientHeight - top);
     this.element.style.setProperty("--wide", `${wide}px`);
     this.element.style.setProperty("--high", `${high}px`);
@@ -189,6 +192,7 @@ export class DeepMap {
     this.waiting.hidden = same;
     this.picture = picture;
     this.tokens = tokens;
+    this.sinks.shown = picture.sinks.length > 0;
     this.fit();
     this.generation++;
     this.unfinished = new Map();
@@ -440,6 +444,8 @@ export class DeepMap {
       false,
       this.draw,
     );
+    const start = axes.y + this.stage.clientTop;
+    this.sinks.draw(this.picture, this.level, { start, step: axes.step, marked: cross?.i ?? -1 });
     const ends = [
       axes.x + n_k * axes.step - this.stage.clientWidth,
       axes.y + n_q * axes.step - this.stage.clientHeight,

@@ -5,9 +5,7 @@ import { h, reveal } from "../dom";
 import { headName, scaleName, type Context } from "../views/view";
 import { keepEven } from "./evenrows";
 import { definitionOf } from "./terms";
-import { thumb } from "./thumb";
-
-const SIZE = 64;
+import { headPixels, sinkFirst, thumb } from "./thumb";
 
 /** So many heads in a layer have room for the names of their kinds. */
 const FEW = 6;
@@ -42,14 +40,14 @@ function tellKinds(context: Context, row: HeadRow, button: HTMLElement, written:
 }
 
 export function headGrid(context: Context): HeadGrid {
-  const { data, store, scene } = context;
+  const { store, scene } = context;
   const buttons = new Map<string, HTMLElement>();
   const wanted = new IntersectionObserver(fill, { rootMargin: "200px" });
   const most = Math.max(...scene.layers.map(({ heads }) => heads));
   const element = h(
     "div",
     { class: most > FEW ? "headgrid many" : "headgrid" },
-    h("p", { class: "axes" }, "in each: ", h("b", {}, "query ↓"), " ", h("b", {}, "key →")),
+    h("p", { class: "axes" }, "in each: ", h("b", {}, "query ↓"), " ", h("b", {}, "key →"), sinkFirst(scene)),
     ...scene.layers.map((layer, l) =>
       h(
         "div",
@@ -86,11 +84,10 @@ export function headGrid(context: Context): HeadGrid {
 
   function paint(target: Element): void {
     const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
-    const { scene: id, tone } = store.state;
-    const scale = scaleName(store.state);
-    data.thumbs(id, layer, SIZE, "max").then(({ bits }) => {
-      target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
-    }, context.fail);
+    headPixels(context, layer, head, scaleName(store.state)).then(
+      (pixels) => target.replaceChildren(thumb(pixels)),
+      context.fail,
+    );
   }
 
   return {

@@ -45,7 +45,7 @@ export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
       "Hide the sink",
       state.hide,
       (hide) => store.set({ hide }),
-      "Weight on the first keys is not drawn; colours are scaled to the rest.",
+      "Weight on the first keys, and on a learned sink, is not drawn; colours are scaled to the rest.",
     ),
     ...more,
   );

@@ -2,8 +2,10 @@
 
 import type { Data, HeadAt, Kind, MapInfo } from "../data";
 import { pixelTable, SCALES, signedPixels, signedScale, type ScaleName, type Tone } from "../numbers/colour";
-import { fromHalf, halfValues } from "../numbers/half";
-import { tileBlock, type Pyramid } from "../numbers/levels";
+import { fromHalf, halfValues, toHalf } from "../numbers/half";
+import { perPixel, tileBlock, type Pyramid } from "../numbers/levels";
+import { largestSink, pooledSinks } from "../numbers/sinks";
+import { sinksOf, type Context } from "../views/view";
 
 export interface Look {
   kind: Kind;
@@ -33,6 +35,10 @@ export interface Picture {
   /** The number at the end of the colour scale. */
   top(level: number): number;
   readonly signed: boolean;
+  /** The weight of each query on the learned sink; empty without one, or while it is not known. */
+  readonly sinks: Float32Array;
+  /** The sink's colours in rows [r0, r1) of a level's pixels; of none of them where it is left out. */
+  sinkPixels(level: number, r0: number, r1: number): Uint32Array;
   /** An exact number, or undefined while it is fetched; `arrived` is called when it is there. */
   exact(i: number, j: number, arrived: () => void): number | undefined;
 }
@@ -83,22 +89,36 @@ class ExactCells {
 
 export class HeadPicture implements Picture {
   readonly signed = false;
+  sinks: Float32Array = new Float32Array(0);
+  /** Of pixels of so many queries. */
+  private readonly sinkTops = new Map<string, number>();
+  private readonly data: Data;
   private readonly cells: ExactCells;
   private readonly tables = new Map<string, Uint32Array>();
 
   private constructor(
-    private readonly data: Data,
+    private readonly from: Pick<Context, "data" | "scenes">,
     private readonly at: HeadAt,
     public info: MapInfo,
     private rest: Record<Kind, number>,
     public look: Look,
   ) {
-    this.cells = new ExactCells(data, at, info);
+    this.data = from.data;
+    this.cells = new ExactCells(from.data, at, info);
   }
 
-  static async of(data: Data, at: HeadAt, look: Look): Promise<HeadPicture> {
-    const info = await data.map(at);
-    return new HeadPicture(data, at, info, await beyondFirst(data, at, info), look);
+  static async of(from: Pick<Context, "data" | "scenes">, at: HeadAt, look: Look): Promise<HeadPicture> {
+    const info = await from.data.map(at);
+    const picture = new HeadPicture(from, at, info, await beyondFirst(from.data, at, info), look);
+    await picture.findSinks();
+    return picture;
+  }
+
+  /** Asks for the sink's weights once the whole map is there: they take the same pass. Resolves to whether they came. */
+  private async findSinks(): Promise<boolean> {
+    if (this.done < 1 || this.sinks.length) return false;
+    this.sinks = await sinksOf(this.from, this.at);
+    return this.sinks.length > 0;
   }
 
   get done(): number {
@@ -109,12 +129,37 @@ export class HeadPicture implements Picture {
     const before = this.top(0);
     this.info = await this.data.map(this.at);
     this.rest = await beyondFirst(this.data, this.at, this.info);
-    return this.top(0) > before * FARTHER;
+    return (await this.findSinks()) || this.top(0) > before * FARTHER;
   }
 
   top(level: number): number {
     const { kind, hide } = this.look;
-    return (hide ? this.rest[kind] : this.info.maximum[kind][level]) || 1;
+    const ofKeys = (hide ? this.rest[kind] : this.info.maximum[kind][level]) || 1;
+    return hide ? ofKeys : Math.max(ofKeys, this.sinkTop(level));
+  }
+
+  /** The largest weight on the sink in a level's pixels. */
+  private sinkTop(level: number): number {
+    const step = perPixel(this.info, level);
+    const { kind } = this.look;
+    const name = `${kind} ${step}`;
+    let top = this.sinkTops.get(name);
+    if (top === undefined) {
+      top = largestSink(this.sinks, step, kind);
+      if (this.sinks.length) this.sinkTops.set(name, top);
+    }
+    return top;
+  }
+
+  sinkPixels(level: number, r0: number, r1: number): Uint32Array {
+    if (this.look.hide) return new Uint32Array(r1 - r0);
+    const table = this.table(level);
+    return Uint32Array.from(this.sinksAt(level, r0, r1), (weight) => table[toHalf(weight)]);
+  }
+
+  /** The weights on the sink in rows of a level's pixels. */
+  sinksAt(level: number, r0: number, r1: number): Float32Array {
+    return pooledSinks(this.sinks, perPixel(this.info, level), this.look.kind, r0, r1);
   }
 
   async pixels(level: number, x: number, y: number): Promise<Pixels> {
@@ -185,6 +230,19 @@ export class DifferencePicture implements Picture {
 
   top(level: number): number {
     return Math.max(...this.pictures.map((picture) => picture.top(level)));
+  }
+
+  /** The sink's weights in the first head less those in the second. */
+  get sinks(): Float32Array {
+    const [a, b] = this.pictures.map(({ sinks }) => sinks);
+    return Float32Array.from(a.length ? a : b, (_, i) => (a[i] ?? 0) - (b[i] ?? 0));
+  }
+
+  sinkPixels(level: number, r0: number, r1: number): Uint32Array {
+    if (this.look.hide) return new Uint32Array(r1 - r0);
+    const [a, b] = this.pictures.map((picture) => picture.sinksAt(level, r0, r1));
+    const difference = a.map((weight, r) => (weight || 0) - (b[r] || 0));
+    return signedPixels(difference, signedScale(this.look.scale), this.top(level), this.look.tone);
   }
 
   async pixels(level: number, x: number, y: number): Promise<Pixels> {

@@ -2,9 +2,9 @@
 
 import { fitted, h } from "../dom";
 import { count, figure, printable, rounded } from "../numbers/format";
+import { sinkShare } from "../numbers/sinks";
 import { inside } from "../numbers/windows";
 import { layerOf, tokensOf, type Context } from "../views/view";
-import { sinkShare } from "./aside";
 
 const TITLES = [
   ["Scores before the mask", "how well each key fits"],
@@ -84,8 +84,8 @@ export function rowStrips(context: Context): RowStrips {
       drawStrip(canvas, row, k > 0 ? rowOf(1) : null, range(k), key);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
       const at = (j: number): string => rounded(row[j], 4);
-      const sums =
-        k < 2 ? "" : layerOf(context).sink ? `; the learned sink: ${figure(sinkShare(row))}` : "; they sum to 1";
+      const sink = sinkShare(layerOf(context), row);
+      const sums = k < 2 ? "" : sink === null ? "; they sum to 1" : `; the learned sink: ${figure(sink)}`;
       facts[k].textContent = `Key ${count(key)}: ${at(key)}; largest: key ${count(best)}, ${at(best)}${sums}`;
       canvas.setAttribute("aria-label", `${TITLES[k][0]}. ${facts[k].textContent}`);
     });

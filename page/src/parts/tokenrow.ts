@@ -3,9 +3,10 @@
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable, rounded } from "../numbers/format";
+import { sinkShare } from "../numbers/sinks";
 import { windowAround } from "../numbers/windows";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
-import { asideLine, asideSaid, leavesAside, placeOf, sinkShare, split } from "./aside";
+import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
 import { TAKEN, takenOf } from "./moved";
 
 const LISTED = 8;
@@ -127,7 +128,7 @@ export function rowBars(
         moves(t),
       ),
     );
-  const sink = layer.sink && axis === "j" ? sinkShare(row) : null;
+  const sink = axis === "j" ? sinkShare(layer, row) : null;
   if (sink !== null) {
     const line = bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3));
     bars.splice(placeOf(sink, listed.slice(0, LISTED), row), 0, line);

@@ -4,6 +4,7 @@ import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { columns, count, figure, readable, shortened } from "../numbers/format";
 import { breakLines, lineOf } from "../parts/lines";
 import { DifferencePicture, HeadPicture } from "../parts/pictures";
+import { sinkFirst } from "../parts/thumb";
 import { comparedHead } from "../views/compared";
 import { chosen, headAt, layerOf, named, sameTokens, tokensOf, type Context } from "../views/view";
 import { Drawing, INK, SOFT } from "./drawing";
@@ -36,7 +37,7 @@ export const figureOf = (context: Context): Promise<Drawing> => figures[context.
 async function mapFigure(context: Context): Promise<Drawing> {
   const { state } = context.store;
   const at = headAt(state);
-  const picture = await HeadPicture.of(context.data, at, printedLook(state));
+  const picture = await HeadPicture.of(context, at, printedLook(state));
   const part = partOf(state.zoom, picture.info);
   const drawing = new Drawing(WIDE, `Attention ${ofText(context)}: ${nameOfHead(context)}`);
   const side = WIDE - ROOM - 10;
@@ -52,9 +53,10 @@ async function mapFigure(context: Context): Promise<Drawing> {
   const step = 2 ** (picture.info.max_level - level);
   const cell =
     step > 1 ? ` A pixel is ${step} × ${step} pairs, its ${state.kind === "max" ? "largest weight" : "mass"}.` : "";
+  const sunk = picture.sinks.length ? ", before them the learned sink" : "";
   drawing.caption(
     `${capital(nameOfHead(context))} ${ofText(context)}. Each row is a token that looks (query), each column what it ` +
-      `looks at (key); colours go ${TONES[state.tone]}.${what}${cell}${state.hide ? " The first key is left out." : ""}`,
+      `looks at (key)${sunk}; colours go ${TONES[state.tone]}.${what}${cell}${state.hide ? " The first key is left out." : ""}`,
   );
   return drawing;
 }
@@ -63,7 +65,7 @@ async function compareFigure(context: Context): Promise<Drawing> {
   const { state } = context.store;
   const ends = [headAt(state), comparedHead(context)];
   const look = printedLook(state);
-  const heads = await Promise.all(ends.map((at) => HeadPicture.of(context.data, at, look)));
+  const heads = await Promise.all(ends.map((at) => HeadPicture.of(context, at, look)));
   const alike = heads[0].info.n_q === heads[1].info.n_q && heads[0].info.n_k === heads[1].info.n_k;
   const pictures = [
     ...heads,
@@ -97,7 +99,7 @@ async function headsFigure(context: Context): Promise<Drawing> {
   const [, exact] = await drawHeads(drawing, context, 24);
   drawing.caption(
     `The heads ${ofText(context)}, a row for each layer. In each picture rows are queries and columns keys, a pixel the ` +
-      `largest weight of its pairs; colours go ${TONES[state.tone]}, from 0 to 1.${exact ? "" : " Pictures are estimates from some of the queries."}`,
+      `largest weight of its pairs${sinkFirst(context.scene)}; colours go ${TONES[state.tone]}, from 0 to 1.${exact ? "" : " Pictures are estimates from some of the queries."}`,
   );
   return drawing;
 }

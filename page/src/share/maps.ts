@@ -75,22 +75,44 @@ export interface Sides {
 /** Room for labels beside a map and above it. */
 export const ROOM = 74;
 
+/** Pixels of the sink's column, and with the gap after it. */
+const SINK = { wide: 12, all: 17 };
+
+/** Draws the weights on the learned sink, in queries [r0, r1). */
+function drawSinks(
+  drawing: Drawing,
+  picture: Picture,
+  { r0, r1 }: Part,
+  level: number,
+  [x, y]: readonly [number, number],
+  high: number,
+): void {
+  const size = perPixel(picture.info, level);
+  const data = picture.sinkPixels(level, Math.floor(r0 / size), Math.ceil(r1 / size));
+  drawing.picture(x, y, SINK.wide, high, { rows: data.length, cols: 1, data });
+  drawing.box(x, y, SINK.wide, high, "none", LINE);
+  drawing.text(x + SINK.wide / 2 + 4, y - 5, "sink", { size: 10.5, fill: SOFT, upward: true });
+}
+
 /** Draws a part of a map with its labels, the map's corner at (x, y), `side` pixels wide or high; returns its level. */
 export async function drawMap(
   drawing: Drawing,
   picture: Picture,
   wanted: Part,
   tokens: Sides,
-  x: number,
+  left: number,
   y: number,
   side: number,
 ): Promise<number> {
   const { pixels, part, level } = await pixelsOf(picture, wanted);
   const [rows, cols] = [part.r1 - part.r0, part.c1 - part.c0];
-  const step = side / Math.max(rows, cols);
+  const sunk = picture.sinks.length ? SINK.all : 0;
+  const step = Math.min(side / rows, (side - sunk) / cols);
+  const x = left + sunk;
   const [width, height] = [cols * step, rows * step];
   drawing.picture(x, y, width, height, pixels);
   drawing.box(x, y, width, height, "none", LINE);
+  if (sunk) drawSinks(drawing, picture, part, level, [left, y], height);
   await Promise.all([tokens.query?.load(part.r0, part.r1), tokens.key?.load(part.c0, part.c1)]);
   for (const [mine, from, to, down] of [
     [tokens.query, part.r0, part.r1, true],
@@ -106,7 +128,7 @@ export async function drawMap(
     for (const [at, label] of labels) {
       const place = (at - from + 0.5) * step;
       const how = { size, fill: SOFT, mono: words };
-      if (down) drawing.text(x - 5, y + place + 0.35 * size, label, { ...how, anchor: "end" });
+      if (down) drawing.text(left - 5, y + place + 0.35 * size, label, { ...how, anchor: "end" });
       else if (upward) drawing.text(x + place + 0.35 * size, y - 5, label, { ...how, upward });
       else drawing.text(x + place, y - 6, label, { ...how, anchor: "middle" });
     }

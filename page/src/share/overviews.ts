@@ -1,20 +1,18 @@
 /** The overview, and one token in every head, as figures. */
 
 import type { HeadRow, TokenRow } from "../data";
-import { css, pixelTable, ramp, readableOn, SCALES, toned } from "../numbers/colour";
+import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, printable, shortened } from "../numbers/format";
 import { areMeasured, sayings } from "../parts/findings";
 import { HeadPicture } from "../parts/pictures";
 import { nameOf } from "../parts/sentences";
+import { headPixels } from "../parts/thumb";
 import { largest, rowTokens } from "../parts/tokenrow";
 import { chosen, chosenQuery, headAt, layerOf, named, tokensOf, type Context } from "../views/view";
 import { drawBars, ORANGE } from "./bars";
 import { Drawing, LINE, SOFT } from "./drawing";
 import { capital, nameOfHead, ofText, printed, printedLook, TONES, WIDE } from "./frame";
 import { drawMap, drawScale, partOf, ROOM } from "./maps";
-
-/** Pixels of the small pictures of heads that are asked for. */
-const SIZE = 64;
 
 /** Pixels of an overview's map. */
 const SIDE = 300;
@@ -29,17 +27,15 @@ export async function drawHeads(
   const { state } = context.store;
   const { layers } = context.scene;
   const side = Math.min(most, (WIDE - 50) / Math.max(...layers.map((layer) => layer.heads)) - 6);
-  const table = pixelTable(SCALES[printed(state)], 1, state.tone);
   let exact = true;
   for (const [l, layer] of layers.entries()) {
-    const thumbs = await context.data.thumbs(state.scene, l, SIZE, "max");
-    exact &&= thumbs.exact;
     const y = top + l * (side + 8);
     drawing.text(38, y + side / 2 + 4, `L${layer.number}`, { size: 11, fill: SOFT, anchor: "end" });
     for (let head = 0; head < layer.heads; head++) {
       const x = 44 + head * (side + 6);
-      const bits = thumbs.bits.subarray(head * SIZE * SIZE, (head + 1) * SIZE * SIZE);
-      drawing.picture(x, y, side, side, { rows: SIZE, cols: SIZE, data: Uint32Array.from(bits, (b) => table[b]) });
+      const pixels = await headPixels(context, l, head, printed(state));
+      exact &&= pixels.exact;
+      drawing.picture(x, y, side, side, pixels);
       const current = l === state.layer && head === state.head && state.view === "overview";
       drawing.box(x, y, side, side, "none", current ? ORANGE : LINE, current ? 2 : 1);
       if (l === 0 || layers[l - 1].numbers[head] !== layer.numbers[head]) {
@@ -60,7 +56,7 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
   const kinds: HeadRow[] = areMeasured(context) ? (await data.heads(store.state.scene)).rows : [];
   const drawing = new Drawing(WIDE, `Overview ${ofText(context)}: ${nameOfHead(context)}`);
   drawing.text(ROOM, 16, capital(nameOfHead(context)), { size: 13, bold: true });
-  const picture = await HeadPicture.of(data, at, printedLook(store.state));
+  const picture = await HeadPicture.of(context, at, printedLook(store.state));
   const level = await drawMap(drawing, picture, partOf("", picture.info), tokensOf(context), ROOM, ROOM, SIDE);
   drawScale(drawing, picture, level, ROOM, drawing.height + 12);
   const [x, width] = [ROOM + SIDE + 24, WIDE - ROOM - SIDE - 32];

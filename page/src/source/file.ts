@@ -1,6 +1,7 @@
 import type { Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
+import { sinkShare } from "../numbers/sinks";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
@@ -136,14 +137,17 @@ export class FileSource implements Source {
   /** Where one query looks in every head. */
   private async everyHead(scene: string, i: number): Promise<TokenRow[]> {
     const rows: TokenRow[] = [];
-    for (const [layer, { heads, n_k }] of this.layersOf(scene).entries()) {
+    for (const [layer, of] of this.layersOf(scene).entries()) {
+      const { heads, n_k } = of;
       for (let head = 0; head < heads; head++) {
         const row = await this.weights(`${scene}/${layer}/${head}`).block(i, i + 1, 0, n_k);
         const keys = Array.from(row.keys())
           .filter((j) => row[j] > 0)
           .sort((a, b) => row[b] - row[a])
           .slice(0, LOOKED_AT);
-        rows.push({ layer, head, keys, weights: keys.map((j) => row[j]) });
+        const share = sinkShare(of, row);
+        const sink = share === null ? {} : { sink: share };
+        rows.push({ layer, head, keys, weights: keys.map((j) => row[j]), ...sink });
       }
     }
     return rows;

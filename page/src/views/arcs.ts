@@ -14,6 +14,7 @@ import {
   layerOf,
   sameTokens,
   scaleName,
+  sinksOf,
   tokensOf,
   touches,
   type Context,
@@ -80,7 +81,7 @@ class Arcs implements View {
       const { query, key } = tokensOf(this.context);
       const [weights, sinks] = await Promise.all([
         data.values(at, r.start, r.stop, c.start, c.stop),
-        layer.sink ? data.sinks(at) : new Float32Array(0),
+        sinksOf(this.context, at),
         query?.load(r.start, r.stop),
         key?.load(c.start, c.stop),
       ]);

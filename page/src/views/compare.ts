@@ -30,6 +30,7 @@ class CompareView implements View {
   private readonly message = h("p", { class: "empty" });
   private readonly readout = h("p", { class: "readout" });
   readonly element: HTMLElement;
+  private heads: HeadPicture[] = [];
   private readonly load;
   private readonly write;
 
@@ -75,8 +76,12 @@ class CompareView implements View {
       const pick = (at: HeadAt): void => store.set({ other: addressOf(at) });
       redraw(this.pickers, ...headPickers(scenes, ends[1], pick));
       const look = lookOf(store.state);
-      const [a, b] = await Promise.all([HeadPicture.of(data, ends[0], look), HeadPicture.of(data, ends[1], look)]);
+      const [a, b] = await Promise.all([
+        HeadPicture.of(this.context, ends[0], look),
+        HeadPicture.of(this.context, ends[1], look),
+      ]);
       if (!current()) return;
+      this.heads = [a, b];
       const alike = a.info.n_q === b.info.n_q && a.info.n_k === b.info.n_k;
       const panes = [a, b].map((picture, k) => ({
         caption: captionOf(this.context, ends[k]),
@@ -112,10 +117,12 @@ class CompareView implements View {
         this.weight(other, cell),
       ]);
       if (!current()) return;
+      const sinks = this.heads.map((picture) => picture.sinks[cell.i]);
       this.readout.replaceChildren(
         `query ${query} → key ${key} `,
         h("output", {}, `${figure(a)} and ${figure(b)}`),
         ` difference ${figure((a || 0) - (b || 0))}`,
+        sinks.some(Number.isFinite) ? ` · query → the learned sink ${sinks.map(figure).join(" and ")}` : "",
       );
     });
   }

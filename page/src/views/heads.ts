@@ -6,11 +6,9 @@ import { keepEven } from "../parts/evenrows";
 import { areMeasured, pairsOf } from "../parts/findings";
 import { headCard, highest, type Sorted } from "../parts/headcard";
 import { kindList } from "../parts/kindlist";
-import { thumb } from "../parts/thumb";
+import { headPixels, sinkFirst, thumb } from "../parts/thumb";
 import type { State } from "../state";
 import { latest, scaleName, touches, type Context, type MakeView, type View } from "./view";
-
-const SIZE = 64;
 
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
@@ -80,16 +78,14 @@ class HeadsView implements View {
 
   /** Brings the pictures of the cards that come into view. */
   private fill(entries: IntersectionObserverEntry[]): void {
-    const { data, store, fail } = this.context;
+    const { store, fail } = this.context;
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
       this.wanted.unobserve(target);
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
-      const { scene, tone } = store.state;
-      const scale = scaleName(store.state);
-      data.thumbs(scene, layer, SIZE, "max").then(({ bits, exact }) => {
-        target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
-        if (exact) return;
+      headPixels(this.context, layer, head, scaleName(store.state)).then((pixels) => {
+        target.replaceChildren(thumb(pixels));
+        if (pixels.exact) return;
         target.append(h("span", { class: "about", title: "An estimate" }, "≈"));
         this.estimates.hidden = false;
       }, fail);
@@ -135,7 +131,7 @@ class HeadsView implements View {
   }
 
   private drawControls(): void {
-    const { store, words } = this.context;
+    const { store, words, scene } = this.context;
     const { heads, column } = this;
     const { sort, filter } = store.state;
     const kinds = [...new Set(heads.rows.flatMap(kindNames))].sort();
@@ -151,7 +147,7 @@ class HeadsView implements View {
       ...(column ? this.threshold(column) : []),
       kind && h("p", { class: "help" }, `${kind.definition} Score: ${kind.meaning}.`),
       !kind && !column && h("p", { class: "help" }, `A kind is named with its score; ${words.tentative}.`),
-      legend(store.state),
+      legend(store.state, scene),
     );
   }
 
@@ -233,10 +229,17 @@ function shown(rows: readonly HeadRow[], { filter, least }: State, column: Colum
 }
 
 /** What the colours and the axes of the pictures are. */
-function legend(state: State): HTMLElement {
+function legend(state: State, scene: Scene): HTMLElement {
   const scale = SCALES[scaleName(state)];
   const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
   const bar = h("span", { class: "scale-bar" });
   bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-  return h("p", { class: "heads-legend" }, "query ↓ key →", h("span", {}, "weight 0"), bar, h("span", {}, "1"));
+  return h(
+    "p",
+    { class: "heads-legend" },
+    `query ↓ key →${sinkFirst(scene)}`,
+    h("span", {}, "weight 0"),
+    bar,
+    h("span", {}, "1"),
+  );
 }

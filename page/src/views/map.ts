@@ -87,29 +87,35 @@ const zoomButtons = (context: Context, map: DeepMap): HTMLElement =>
   );
 
 /** The readout of a pair: its tokens, its weight, and the query's weight on the learned sink. */
-async function factsOf(context: Context, picture: HeadPicture, { i, j }: Cell) {
+async function factsOf(context: Context, { info, sinks }: HeadPicture, { i, j }: Cell) {
   const at = headAt(context.store.state);
-  const [query, key, weight, sinks] = await Promise.all([
+  const [query, key, weight] = await Promise.all([
     named(context, "query", i),
     named(context, "key", j),
-    context.data.weight(at, picture.info, i, j),
-    layerOf(context).sink ? context.data.sinks(at) : null,
+    context.data.weight(at, info, i, j),
   ]);
   return {
     names: `query ${query} → key ${key}`,
     weight,
     value: Number.isNaN(weight) ? "hidden by the mask" : figure(weight),
-    sink: sinks ? ` · query → the learned sink ${figure(sinks[i])}` : "",
+    sink: sinks.length ? ` · query → the learned sink ${figure(sinks[i])}` : "",
   };
+}
+
+function titleOf({ scene, store }: Context): string {
+  const { layer, head } = store.state;
+  return `${headName(scene, layer, head)}: a row for each query, a column for each key`;
 }
 
 /** A map with its controls and its legend, and what stands beside it. */
 export const mapPane = (context: Context, aside: HTMLElement | null): View => {
-  const { data, store } = context;
+  const { store } = context;
   const legend = new Legend();
   const title = h("h2", { class: "map-title" });
   const readout = h("p", { class: "readout" });
   let picture: HeadPicture | null = null;
+  /** Whether the readout tells of the learned sink, whose weights may come late. */
+  let told = false;
 
   const write = latest(context.fail);
   const describe = (cell: Cell, aloud: boolean): void =>
@@ -117,6 +123,7 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
       if (!picture) return;
       const { names, weight, value, sink } = await factsOf(context, picture, cell);
       if (!current()) return;
+      told = sink !== "";
       readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value), sink);
       if (aloud) context.say(`${names}: ${value}`);
     });
@@ -126,24 +133,24 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
     minimap: true,
     onPoint: (cell) => describe(cell ?? chosen(context), false),
     onPick: (cell) => store.set(cell),
-    onMove: (moved) => picture && legend.show(picture, moved.level),
+    onMove: (moved) => {
+      if (!picture) return;
+      legend.show(picture, moved.level);
+      if (picture.sinks.length && !told) describe(chosen(context), false);
+    },
     onError: context.fail,
     onRest: (zoom) => store.set({ zoom }, "refine"),
   });
   if (store.state.zoom) map.look(store.state.zoom);
 
-  const setTitle = (): void => {
-    const { layer, head } = store.state;
-    title.textContent = `${headName(context.scene, layer, head)}: a row for each query, a column for each key`;
-  };
-  setTitle(); // a heading is never empty, while the first tiles are on their way
+  title.textContent = titleOf(context); // a heading is never empty, while the first tiles are on their way
   const load = latest(context.fail);
   const show = (): void =>
     load(async (current) => {
-      const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state));
+      const made = await HeadPicture.of(context, headAt(store.state), lookOf(store.state));
       if (!current()) return;
       picture = made;
-      setTitle();
+      title.textContent = titleOf(context);
       map.show(made, tokensOf(context));
       pick();
     });

@@ -1,8 +1,8 @@
 import type { HeadAt } from "../data";
 import { choice, h, tick } from "../dom";
 import { count, printable, shortened } from "../numbers/format";
+import { sinkShare } from "../numbers/sinks";
 import { byWords, wordOf, wordStarts } from "../numbers/words";
-import { sinkShare } from "../parts/aside";
 import { Choosing } from "../parts/choosing";
 import { toneChoice } from "../parts/mapcontrols";
 import { takenOf } from "../parts/moved";
@@ -262,7 +262,7 @@ class TextView implements View {
 
   /** What a row of weights leaves to the learned sink; null for a column, and where there is none. */
   private sinkOf(weights: Float32Array, by: boolean): number | null {
-    return layerOf(this.context).sink && !by ? sinkShare(weights) : null;
+    return by ? null : sinkShare(layerOf(this.context), weights);
   }
 
   /** The list of the direction that is not shaded, for a token of the shaded text. */

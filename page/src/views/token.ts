@@ -101,6 +101,7 @@ class TokenView implements View {
     const name = headName(scene, row.layer, row.head);
     const mine = this.kinds.find(({ layer, head }) => layer === row.layer && head === row.head);
     const all = row.keys.map((j, k) => `${count(j)} ${this.word(j)} ${row.weights[k].toFixed(2)}`).join(", ");
+    const sink = row.sink === undefined ? "" : `, the learned sink ${row.sink.toFixed(2)}`;
     const [first, ...more] = this.shown(row);
     const colour = ramp(SCALES[scaleName(store.state)], toned(first?.weight ?? 0, 1, store.state.tone));
     const current = store.state.layer === row.layer && store.state.head === row.head;
@@ -111,7 +112,7 @@ class TokenView implements View {
         type: "button",
         class: current ? "cell current" : "cell",
         "aria-pressed": String(current),
-        title: `${name}: ${all || "sees no key"}${mine?.kinds.length ? `\n${kindsOf(mine)}` : ""}`,
+        title: `${name}: ${all || "sees no key"}${sink}${mine?.kinds.length ? `\n${kindsOf(mine)}` : ""}`,
         click: () => store.set({ layer: row.layer, head: row.head }),
       },
       h("span", { class: "word" }, first ? this.word(first.key) : "–"),
@@ -119,6 +120,7 @@ class TokenView implements View {
       ...(roomy ? more : []).map(({ key, weight }) =>
         h("span", { class: "more" }, `${this.word(key)} ${weight.toFixed(2)}`),
       ),
+      row.sink !== undefined && h("span", { class: "more" }, `sink ${row.sink.toFixed(2)}`),
     );
     button.style.background = css(colour);
     button.style.color = readableOn(colour) === "#101010" ? "#000" : "#fff"; // small text asks for the most contrast

@@ -57,6 +57,13 @@ export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer
 
 export const layerOf = (context: Context): Layer => context.scene.layers[context.store.state.layer];
 
+/** The weight of each query on a head's learned sink; none without one. */
+export function sinksOf({ data, scenes }: Pick<Context, "data" | "scenes">, at: HeadAt): Promise<Float32Array> {
+  const [id] = at.scene.split(":");
+  const layer = scenes.find((scene) => scene.id === id)?.layers[at.layer];
+  return layer?.sink ? data.sinks(at) : Promise.resolve(new Float32Array(0));
+}
+
 /** Whether query t and key t are the same token: not in cross-attention, nor where queries are the last of the keys. */
 export const sameTokens = ({ cross, n_q, n_k }: Layer): boolean => !cross && n_q === n_k;
 

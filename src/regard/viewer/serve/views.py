@@ -110,14 +110,15 @@ def steps_of_tour(results: Results, at: Question) -> Answer:
 
 
 def token(results: Results, at: Question, i: int) -> Answer:
-    """Answer the keys with the largest weights of one query, in every head."""
+    """Answer the keys with the largest weights of one query, and that on the learned sink, in every head."""
     rows: list[dict[str, Any]] = []
     for layer, of in enumerate(at.scene.layers):
         within(i, of.problem.n_q, "query")
         for head in range(of.heads):
             row = np.nan_to_num(results.head(replace(at, layer=layer, head=head)).weights_of(np.array([i]))[0])
             few = [j for j in np.argsort(-row, kind="stable")[:LOOKED_AT].tolist() if row[j] > 0]
-            rows.append({"layer": layer, "head": head, "keys": few, "weights": [float(row[j]) for j in few]})
+            sink = {} if of.problem.sink is None else {"sink": max(0.0, 1 - float(row.sum()))}
+            rows.append({"layer": layer, "head": head, "keys": few, "weights": [float(row[j]) for j in few], **sink})
     return Answer(200, {"rows": rows})
 
 
