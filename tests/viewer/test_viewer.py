@@ -533,3 +533,63 @@ def test_pictures_of_two_texts_name_each_by_its_own_tokens(queries: str, keys: s
     best = others[int(weights.argmax())]
     assert f"“{best}”" in said
     assert not re.search(r'stroke="#[0-9a-f]+" stroke-width="2.5"', drawn)  # no key is the chosen query
+
+
+# Learned sinks
+
+
+def with_sink(n=24):
+    x = np.random.default_rng(0).standard_normal((2, n, 8))
+    return arrays(x, x, causal=True, sink=np.array([3.0, 0.5]), tokens=[f"t{k}" for k in range(n)])
+
+
+def test_a_learned_sink_has_a_column_of_its_own():
+    data = look_data(with_sink())
+    P = data.weights(0, 0)
+    sinks = data.sinks_of(0, 0)
+    np.testing.assert_allclose(sinks, 1 - np.nansum(P, axis=1), atol=1e-6)
+    whole = data.beside(0, 0, P)
+    np.testing.assert_array_equal(whole[:, 2:], P)
+    np.testing.assert_array_equal(whole[:, 0], sinks)
+    assert np.isnan(whole[:, 1]).all()
+    small = data.small(0, 0, 4, 10)
+    assert small.shape == (4, 10)
+    np.testing.assert_array_equal(small[:, 0], sinks.reshape(4, 6).max(1))
+    attended = data.attended(data.choose(0, 0))
+    assert dict(attended)[None] == pytest.approx(sinks[-1])
+    assert [weight for _, weight in attended] == sorted((weight for _, weight in attended), reverse=True)
+
+
+def test_a_head_without_a_sink_has_its_map_alone():
+    data = look_data(arrays(*np.ones((2, 1, 3, 4)), tokens="abc"))
+    assert not data.has_sink(0, 0)
+    np.testing.assert_array_equal(data.small(0, 0, 3, 3), data.pooled(0, 0, 3, 3))
+    assert None not in dict(data.attended(data.choose()))
+    assert ">sink<" not in picture(data, data.choose()).decode()
+    assert "a row sums to 1." in printed(data)
+
+
+@pytest.mark.parametrize("n", [24, 40, 500])
+def test_terminal_shows_a_learned_sink(n):
+    data = look_data(with_sink(n))
+    text = printed(data, data.choose(0, 0))
+    assert "a row and the learned sink sum to 1." in " ".join(text.split())
+    assert re.search(rf"^ +sink +{data.sinks_of(0, 0)[-1]:.3f} ", text, re.MULTILINE)
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert ("first the learned sink" in text) == (n == 500)
+    row = next(line.partition("▸ ")[2] for line in text.splitlines() if "▸" in line)
+    wide = 2 if n == 24 else 1
+    assert row[:wide].strip()
+    assert not row[wide : 2 * wide].strip()
+    assert row[2 * wide :].strip()
+
+
+def test_picture_draws_a_learned_sink():
+    data = look_data(with_sink())
+    root = ElementTree.fromstring(picture(data, data.choose(0, 0)))
+    svg = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in root.iter(f"{svg}text")].count("sink") == 2  # above its column, and at its bar
+    (column,) = (image for image in root.iter(f"{svg}image") if image.get("width") == "24")
+    assert column.get("height") == "800"
+    pixels = matplotlib.image.imread(BytesIO(base64.b64decode(column.get("href").split(",")[1])))
+    np.testing.assert_array_equal((255 * pixels[:, 0, :3]).round(), ramp(tone(data.sinks_of(0, 0)), INK))

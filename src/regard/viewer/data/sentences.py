@@ -80,15 +80,15 @@ GLOSSARY = (
 TENTATIVE = f"? is tentative: a score from {NOTABLE} to {CLEAR}"
 
 
-def view(name: str, more: str = MORE[0]) -> str:
+def view(name: str, more: str = MORE[0], *, sink: bool = False) -> str:
     """Return the line above a view.
 
-    more: "darker" or "brighter", as the view's scale shows more weight.
+    more: "darker" or "brighter", as the view's scale shows more weight. sink: a learned sink has a part of each row.
 
     >>> view("map").endswith("darker is more, and a row sums to 1.")
     True
     """
-    return VIEWS[name].replace("{more}", more).replace("{sum}", SUMS[0])
+    return VIEWS[name].replace("{more}", more).replace("{sum}", SUMS[sink])
 
 
 def quoted(token: str, most: int = 24) -> str:

@@ -21,6 +21,9 @@ Weights = NDArray[np.float32]
 
 ROWS_AT_ONCE = 1024
 
+SINK_COLUMNS = 2
+"""Columns before a map that has a learned sink: the sink's, and a gap."""
+
 
 class HeadScore(NamedTuple):
     """A head and its score of one kind."""
@@ -31,9 +34,9 @@ class HeadScore(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A key's index, and its weight."""
+    """A key's index, None for the learned sink, and its weight."""
 
-    token: int
+    token: int | None
     weight: float
 
 
@@ -60,7 +63,7 @@ class LookData:
 
     rows_of(layer, head, rows): weights (m, n_k) of some queries, NaN where hidden. causal: later keys are hidden too.
     pooled_of(layer, head, rows, cols): the map of largest weights, NaN where nothing is seen; by default from
-    `rows_of`.
+    `rows_of`. sinks_of(layer, head): the weight (n,) of each query on the head's learned sink, None without one.
 
     counts: heads by layer, where they differ. numbers: the model's number of each layer, and of its heads; by default
     their indices. cross: queries and keys belong to different sequences.
@@ -76,6 +79,7 @@ class LookData:
     separator: str = ""
     key_tokens: tuple[str, ...] | None = None
     pooled_of: Callable[[int, int, int, int], Weights] | None = None
+    sinks_of: Callable[[int, int], Weights | None] = lambda layer, head: None
     counts: tuple[int, ...] | None = None
     numbers: tuple[tuple[int, tuple[int, ...]], ...] | None = None
     distances: NDArray[np.integer] | None = None
@@ -162,6 +166,26 @@ class LookData:
             parts.append(np.fmax.reduceat(tile, mine[:-1] - mine[0], axis=0))
         return np.concatenate(parts)
 
+    def has_sink(self, layer: int, head: int) -> bool:
+        """Return whether a learned sink takes a part of each of a head's rows."""
+        return self.sinks_of(layer, head) is not None
+
+    def beside(self, layer: int, head: int, weights: Weights) -> Weights:
+        """Return a head's map, perhaps pooled, after the column of its learned sink and a gap of NaN.
+
+        A head without a sink has its map alone.
+        """
+        sinks = self.sinks_of(layer, head)
+        if sinks is None:
+            return weights
+        column = pooled(sinks[:, None], len(weights), 1)
+        return np.concatenate([column, np.full_like(column, np.nan), weights], axis=1)
+
+    def small(self, layer: int, head: int, rows: int, cols: int) -> Weights:
+        """Return a head's map, max-pooled to at most (rows, cols) with a learned sink's column and gap."""
+        mine = cols - SINK_COLUMNS * self.has_sink(layer, head)
+        return self.beside(layer, head, self.pooled(layer, head, rows, max(1, mine)))
+
     def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
         """Return the heads with the highest scores of a kind, best first.
 
@@ -211,13 +235,16 @@ class LookData:
         return tuple(said)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
-        """Return the keys that the chosen token attends to most, the heaviest first.
+        """Return the keys that the chosen token attends to most, and the learned sink, the heaviest first.
 
         Ties go to the earliest. Weights below 0.0005 are omitted.
         """
         row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
-        order = np.argsort(-row, kind="stable")[:count]
-        return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
+        sinks = self.sinks_of(choice.layer, choice.head)
+        listed = [] if sinks is None else [Attended(None, float(sinks[choice.token]))]
+        order = np.argsort(-row, kind="stable")[: count - len(listed)]
+        listed += [Attended(int(j), float(row[j])) for j in order]
+        return tuple(sorted((x for x in listed if x.weight >= 5e-4), key=lambda x: -x.weight))
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
         """Return a choice, with the missing parts filled in.
@@ -310,6 +337,9 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         hidden = one.hidden(bin_edges(rows, one.n_q), bin_edges(cols, one.n_k))
         return largest if hidden is None else np.where(hidden, np.float32(np.nan), largest)
 
+    def sinks_of(layer: int, head: int) -> Weights | None:
+        return None if layers[layer].problem.sink is None else head_of(layer, head).sinks()
+
     named = bool(scene.query_tokens and scene.key_tokens)
     return LookData(
         model=scene.about or scene.name,
@@ -319,6 +349,7 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         statistics=statistics,
         rows_of=rows_of,
         pooled_of=pooled_of,
+        sinks_of=sinks_of,
         causal=False,
         following=scene.following,
         separator="" if named else " ",

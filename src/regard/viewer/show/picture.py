@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
-from regard.viewer.data.summary import Choice, LookData
+from regard.viewer.data.summary import Choice, LookData, pooled
 from regard.viewer.scene.labels import encodable, printable
 from regard.viewer.show.colour import INK, ramp, readable_on, tone
 from regard.viewer.show.drawing import Box, Canvas, Image, Text
@@ -19,9 +19,10 @@ WIDTH, HEIGHT = 1950, 1200
 
 _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
 _MAP = 800  # pixels of the map, and its maximum rows and columns, so that each has a pixel
+_SINK = 32  # pixels of a learned sink's column and the gap after it
+_SENTENCES = 6  # lines below the map, at most
 _TOP = 84  # the baseline of headings
 _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
-_SENTENCES = 6  # lines that fit below the map
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
@@ -36,7 +37,7 @@ def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg")
     drawing.shapes += [
         Text(_LEFT, 45, "regard look", size=27, bold=True),
         Text(224, 45, f"{data.model}; {data.about}", colour=_SOFT),
-        Text(_LEFT, HEIGHT - 20, sentences.CAVEAT, colour=_SOFT),
+        *(Text(_LEFT, HEIGHT - 44 + 24 * k, line, colour=_SOFT) for k, line in enumerate(wrap(sentences.CAVEAT, 60))),
     ]
     below = _overview(drawing, data, choice)
     _strongest(drawing, data, below)
@@ -66,7 +67,7 @@ def _overview(drawing: Canvas, data: LookData, choice: Choice) -> float:
         for head in range(data.heads_of(layer)):
             x, y, size = left + head * side, top + layer * side, 0.92 * side
             chosen = (layer, head) == (choice.layer, choice.head)
-            drawing.shapes.append(Image(x, y, size, size, coloured(data.pooled(layer, head, cells, cells))))
+            drawing.shapes.append(Image(x, y, size, size, coloured(data.small(layer, head, cells, cells))))
             edge, line = (_ACCENT, 5.0) if chosen else (_LINE, 1.6)
             drawing.shapes.append(Box(x, y, size, size, stroke=edge, line=line))
             above = layer and data.number(layer - 1, min(head, data.heads_of(layer - 1) - 1))
@@ -104,38 +105,57 @@ def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float) -> No
 
 def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
     """Draw the chosen head's map, its tokens or their numbers, and its colour scale."""
-    left, n, n_k = _MIDDLE, data.n, data.n_k
+    n, n_k, at = data.n, data.n_k, (choice.layer, choice.head)
+    before = _SINK * data.has_sink(*at)
+    left, wide = _MIDDLE + before, _MAP - before
     named = max(n, n_k) <= 100
-    keys = range(n_k) if named else _ticks(n_k)
-    columns = {at: _short(data.key_labels[at], 9) if named else f"{at:,}" for at in keys}
+    columns = {j: _short(data.key_labels[j], 9) if named else f"{j:,}" for j in (range(n_k) if named else _ticks(n_k))}
     upward = named and max(map(len, columns.values())) > 1
     top = _TOP + (120 if upward else 50)
     layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
     drawing.shapes += [
-        Text(left, _TOP, f"Layer {layer}, head {head}", bold=True),
-        Image(left, top, _MAP, _MAP, coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
-        Box(left, top, _MAP, _MAP, stroke=_LINE, line=1.6),
-        Box(left, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
+        Text(_MIDDLE, _TOP, f"Layer {layer}, head {head}", bold=True),
+        Image(left, top, wide, _MAP, coloured(data.pooled(*at, _MAP, _MAP))),
+        Box(left, top, wide, _MAP, stroke=_LINE, line=1.6),
+        *_sink_column(data, choice, top),
+        Box(_MIDDLE, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
     ]
     size = min(16.5, 0.83 * _MAP / max(n, n_k)) if named else 16.5
-    for at in range(n) if named else _ticks(n):
-        y = top + (at + 0.5) * _MAP / n + 0.35 * size
-        label = _short(data.labels[at], 9) if named else f"{at:,}"
-        drawing.shapes.append(Text(left - 8, y, label, size, _SOFT, anchor="end"))
-    for at, label in columns.items():
-        x = left + (at + 0.5) * _MAP / n_k
+    for i in range(n) if named else _ticks(n):
+        y = top + (i + 0.5) * _MAP / n + 0.35 * size
+        label = _short(data.labels[i], 9) if named else f"{i:,}"
+        drawing.shapes.append(Text(_MIDDLE - 8, y, label, size, _SOFT, anchor="end"))
+    for j, label in columns.items():
+        x = left + (j + 0.5) * wide / n_k
         if upward:
             drawing.shapes.append(Text(x + 0.35 * size, top - 8, label, size, _SOFT, upward=True))
         else:
             drawing.shapes.append(Text(x, top - 8, label, size, _SOFT, anchor="middle"))
     y = top + _MAP + 30
-    drawing.shapes.append(Image(left, y, 300, 16, coloured(np.linspace(0, 1, 300)[None] ** 2)))
+    drawing.shapes.append(Image(_MIDDLE, y, 300, 16, coloured(np.linspace(0, 1, 300)[None] ** 2)))
     for weight in (0, 0.1, 0.5, 1):
-        x = left + 300 * math.sqrt(weight)
+        x = _MIDDLE + 300 * math.sqrt(weight)
         drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))
-    said = [line for text in (*data.says(choice), sentences.view("map")) for line in wrap(text, 96)]
-    for k, line in enumerate(said[:_SENTENCES]):
-        drawing.shapes.append(Text(left, y + 72 + 24 * k, line, 17))
+    said = [
+        line for text in (*data.says(choice), sentences.view("map", sink=data.has_sink(*at))) for line in wrap(text, 96)
+    ]
+    lines, first = said[:_SENTENCES], y + 72
+    step = min(24, (HEIGHT - 14 - first) / max(1, len(lines) - 1))
+    for k, line in enumerate(lines):
+        drawing.shapes.append(Text(_MIDDLE, first + step * k, line, min(17, 0.8 * step)))
+
+
+def _sink_column(data: LookData, choice: Choice, top: float) -> list[Box | Image | Text]:
+    """Return the column of the chosen head's learned sink, beside its map; nothing without a sink."""
+    sinks = data.sinks_of(choice.layer, choice.head)
+    if sinks is None:
+        return []
+    wide = 0.75 * _SINK
+    return [
+        Text(_MIDDLE + wide / 2 + 5, top - 8, "sink", 14.5, _SOFT, upward=True),
+        Image(_MIDDLE, top, wide, _MAP, coloured(pooled(sinks[:, None], _MAP, 1))),
+        Box(_MIDDLE, top, wide, _MAP, stroke=_LINE, line=1.6),
+    ]
 
 
 def _ticks(n: int) -> range:
@@ -153,8 +173,8 @@ def _attended(drawing: Canvas, data: LookData, choice: Choice) -> None:
     token = f" “{_short(data.labels[choice.token], 12)}”" if data.named else ""
     drawing.shapes.append(Text(_RIGHT, _TOP, f"{choice.token}{token} attends most to", bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
-        key = f"{_short(data.key_labels[index], 9)} " if data.named else ""
-        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, f"{key}{index}", weight)
+        key = f"{_short(data.key_labels[index], 9)} " if data.named and index is not None else ""
+        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, "sink" if index is None else f"{key}{index}", weight)
     if data.following:
         guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
         drawing.shapes.append(Text(_RIGHT, 1060, "The model expects next", bold=True))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
-from regard.viewer.data.summary import Choice, LookData, block_starts
+from regard.viewer.data.summary import SINK_COLUMNS, Choice, LookData, block_starts
 from regard.viewer.show.blocks import Screen
 from regard.viewer.show.colour import tone
 
@@ -28,7 +28,8 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     console.print(Padding(_overview(data, choice, screen), (0, 0, 0, 2)))
     _section(console, "Strongest heads by kind", "mean weight over the text, from 0 to 1")
     console.print(Padding(_strongest(data, screen), (0, 0, 1, 2)))
-    _section(console, f"Map of {name}", f"{sentences.view('map', more)} {screen.legend()}")
+    line = sentences.view("map", more, sink=data.has_sink(choice.layer, choice.head))
+    _section(console, f"Map of {name}", f"{line} {screen.legend()}")
     console.print(Padding(_map(data, choice, screen), (0, 0, 1, 2)))
     _section(console, f"What token {choice.token}{token} attends to in {name}", "")
     console.print(Padding(_attended(data, choice, screen), (0, 0, 1, 2)))
@@ -75,7 +76,7 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
             "\n" if side < 12 or caption.cell_len > 3 else " ",
             (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim"),
         )
-    levels = tone(data.pooled(at.layer, at.head, rows, side))
+    levels = tone(data.small(at.layer, at.head, rows, side))
     return Group(*screen.dense(levels), caption, Text())
 
 
@@ -99,16 +100,17 @@ def _bar(fraction: float, screen: Screen) -> Text:
 
 def _map(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     """Return a map with one cell per weight, or max-pooled if that is too wide."""
-    labels, columns = data.labels, data.key_labels
+    at = choice.layer, choice.head
+    labels, columns = data.labels, ("sink", "") * data.has_sink(*at) + data.key_labels
     longest = min(max(len(label) for label in (*labels, *columns)), 12)
     room, each = screen.width - 4, min(longest, 7)
     gutter = 2 * each + 1 if screen.rows_per_line == 2 else longest
-    if 2 * max(data.n, data.n_k) <= min(room - longest - 2, 56):
-        body = screen.cells(tone(data.weights(choice.layer, choice.head)), 2)
+    if 2 * max(data.n, len(columns)) <= min(room - longest - 2, 56):
+        body = screen.cells(tone(data.beside(*at, data.weights(*at))), 2)
         return _framed(body, labels, columns, choice.token, longest, 2, screen)
-    if max(data.n, data.n_k) > room - gutter - 2:
+    if max(data.n, len(columns)) > room - gutter - 2:
         return _zoomed_out(data, choice, room - 8, screen)
-    body = screen.dense(tone(data.weights(choice.layer, choice.head)))
+    body = screen.dense(tone(data.beside(*at, data.weights(*at))))
     cut, upright = ([screen.fit(label, each) for label in x] for x in (labels, columns))
     if screen.rows_per_line == 1:
         return _framed(body, labels, upright, choice.token, gutter, 1, screen)
@@ -140,15 +142,17 @@ def _framed(
 
 
 def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> RenderableType:
-    columns = min(data.n_k, room)
+    before = SINK_COLUMNS * data.has_sink(choice.layer, choice.head)
+    columns = min(data.n_k, room - before)
     rows = min(data.n, room * screen.rows_per_line // 2)
     starts = block_starts(data.n, rows)[:: screen.rows_per_line].tolist()
     marked = max(k for k, start in enumerate(starts) if start <= choice.token)
     ticks = "".join(f"{start:<8}" for start in block_starts(data.n_k, columns)[::8])[:columns]
     labels = [str(start) if k % 4 == 0 or k == marked else "" for k, start in enumerate(starts)]
-    body = screen.dense(tone(data.pooled(choice.layer, choice.head, rows, columns)))
-    note = f"each cell the largest of about {data.n / rows:.1f} by {data.n_k / columns:.1f} weights"
-    head = Text(" " * 8 + ticks, style="dim", no_wrap=True)
+    body = screen.dense(tone(data.small(choice.layer, choice.head, rows, before + columns)))
+    first = "first the learned sink; " * bool(before)
+    note = f"{first}each cell the largest of about {data.n / rows:.1f} by {data.n_k / columns:.1f} weights"
+    head = Text(" " * (8 + before) + ticks, style="dim", no_wrap=True)
     return Group(head, _framed(body, labels, [], marked, 6, 1, screen), Text(note, style="dim"))
 
 
@@ -159,6 +163,9 @@ def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")
     for index, weight in found:
+        if index is None:
+            table.add_row("", Text("sink"), f"{weight:.3f}", _bar(weight, screen))
+            continue
         if not data.named:
             table.add_row(str(index), "", f"{weight:.3f}", _bar(weight, screen))
             continue
