@@ -3,6 +3,7 @@ import { describe, expect, it } from "vitest";
 import type { Layer } from "../src/data";
 import { arcsIn, leastOf, shownFrom, SINK, USUAL, windowOf } from "../src/numbers/arcs";
 import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
+import { largestHere } from "../src/parts/legend";
 import { stepOf } from "../src/parts/shadedlines";
 import { sameTokens } from "../src/views/view";
 
@@ -80,6 +81,11 @@ describe("lists", () => {
     expect(split([0, 5], () => true)).toEqual([[0, 5], []]);
     const weights = Float32Array.from([0.75, 0, 0, 0.125, 0.0625, 0.0625]);
     expect(asideSaid([0, 3, 4, 5], weights, 4, 5)).toBe("the first token 0.75, itself 0.063, its neighbours 0.19");
+  });
+
+  it("say of a row's shades what the darkest is, and what is on no token", () => {
+    expect(largestHere(null)).toBe(", the largest here");
+    expect(largestHere(0.8214)).toBe(", the largest here; the learned sink has 0.82");
   });
 
   it("have the learned sink where its weight belongs", () => {

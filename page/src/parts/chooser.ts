@@ -20,7 +20,6 @@ export function tokenChooser(
   );
   const input = h("input", {
     type: "number",
-    "data-focus": label,
     min: 0,
     max: n - 1,
     value,

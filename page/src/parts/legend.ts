@@ -1,10 +1,25 @@
 /** What the colours of a map mean. */
 
 import { fitted, h } from "../dom";
-import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
+import { css, ramp, SCALES, signedScale, toned, weightAt } from "../numbers/colour";
 import { rounded } from "../numbers/format";
 import { perPixel } from "../numbers/levels";
+import type { State } from "../state";
+import { scaleName } from "../views/view";
 import type { Picture } from "./pictures";
+
+/** What the shades of texts and small pictures mean: weights from 0 to `top`, which is what is said of it. */
+export function shadeKey(state: State, top: number, said: string): HTMLElement {
+  const scale = SCALES[scaleName(state)];
+  const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
+  const bar = h("span", { class: "scale-bar" });
+  bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+  return h("p", { class: "shade-key" }, h("span", {}, "weight 0"), bar, h("span", {}, `${rounded(top, 2)}${said}`));
+}
+
+/** What is said of the end of a scale that is the largest weight of a row. */
+export const largestHere = (sink: number | null): string =>
+  sink === null ? ", the largest here" : `, the largest here; the learned sink has ${rounded(sink, 2)}`;
 
 export class Legend {
   private readonly bar = h("canvas", { "aria-hidden": "true" });
@@ -33,7 +48,8 @@ export class Legend {
       context.fillText(least + rounded(at || 0, 2), place * width, height - 2);
     }
     const step = perPixel(info, level);
-    const of = step === 1 ? "weight" : `weight, ${look.kind} pooling of ${step} × ${step} pairs`;
+    const pooled = step === 1 ? "" : `, ${look.kind} pooling of ${step} × ${step} pairs`;
+    const of = `weight, up to the largest of the map${pooled}`;
     const known =
       picture.done < 1 ? `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there` : "";
     this.text.textContent = (picture.signed ? `left − right; ${of}` : of) + known;

@@ -7,6 +7,7 @@ import { sinkShare } from "../numbers/sinks";
 import { windowAround } from "../numbers/windows";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
 import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
+import { largestHere, shadeKey } from "./legend";
 import { TAKEN, takenOf } from "./moved";
 
 const LISTED = 8;
@@ -51,13 +52,14 @@ export async function rowTokens(
   return { query: list("query", layerOf(context).n_q), key: list("key", row.length) };
 }
 
-/** The text around the chosen tokens, shaded by the weights of a row. */
+/** The text around the chosen tokens, shaded by the weights of a row; said: what the largest of them is. */
 export function shadedText(
   context: Context,
   row: Float32Array,
   tokens: readonly string[] | null,
   i: number | null,
   j: number,
+  said = largestHere(sinkShare(layerOf(context), row)),
 ): HTMLElement {
   const { store } = context;
   const own = sameTokens(layerOf(context)) ? i : null; // a query of another text is no token of this one
@@ -78,12 +80,12 @@ export function shadedText(
     }
     if (t === own) span.classList.add("query");
     if (t === j && j !== own) span.classList.add("key");
-    const said = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
-    span.title = `${count(t)} ${tokens ? `“${printable(tokens[t] ?? "")}”` : ""}: ${said}`;
+    const value = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
+    span.title = `${count(t)} ${tokens ? `“${printable(tokens[t] ?? "")}”` : ""}: ${value}`;
     text.append(span);
   }
   if (stop < row.length) text.append(" …");
-  return text;
+  return h("div", { class: "shading" }, text, shadeKey(store.state, top, said));
 }
 
 /** The keys with the largest weights, in falling order. */

@@ -1,11 +1,11 @@
 import type { Column, HeadRow, Heads, Scene } from "../data";
 import { breakable, choice, h, redraw } from "../dom";
-import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { figure } from "../numbers/format";
 import { keepEven } from "../parts/evenrows";
 import { areMeasured, pairsOf } from "../parts/findings";
 import { headCard, highest, type Sorted } from "../parts/headcard";
 import { kindList } from "../parts/kindlist";
+import { shadeKey } from "../parts/legend";
 import { headPixels, sinkFirst, thumb } from "../parts/thumb";
 import type { State } from "../state";
 import { latest, scaleName, touches, type Context, type MakeView, type View } from "./view";
@@ -229,17 +229,5 @@ function shown(rows: readonly HeadRow[], { filter, least }: State, column: Colum
 }
 
 /** What the colours and the axes of the pictures are. */
-function legend(state: State, scene: Scene): HTMLElement {
-  const scale = SCALES[scaleName(state)];
-  const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
-  const bar = h("span", { class: "scale-bar" });
-  bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-  return h(
-    "p",
-    { class: "heads-legend" },
-    `query ↓ key →${sinkFirst(scene)}`,
-    h("span", {}, "weight 0"),
-    bar,
-    h("span", {}, "1"),
-  );
-}
+const legend = (state: State, scene: Scene): HTMLElement =>
+  h("div", { class: "heads-legend" }, `query ↓ key →${sinkFirst(scene)}`, shadeKey(state, 1, " in every head"));

@@ -4,6 +4,7 @@ import { count, printable, shortened } from "../numbers/format";
 import { sinkShare } from "../numbers/sinks";
 import { byWords, wordOf, wordStarts } from "../numbers/words";
 import { Choosing } from "../parts/choosing";
+import { largestHere, shadeKey } from "../parts/legend";
 import { toneChoice } from "../parts/mapcontrols";
 import { takenOf } from "../parts/moved";
 import { ShadedLines } from "../parts/shadedlines";
@@ -42,6 +43,8 @@ class TextView implements View {
   private readonly back = h("div", { class: "back" });
   private readonly aside = h("aside", {}, this.list, this.back);
   private readonly controls = h("div", { class: "controls" });
+  private readonly key = h("div", {});
+  private drawKey = (): void => {};
   private readonly main: HTMLElement;
   readonly element: HTMLElement;
   private readonly loadText;
@@ -80,6 +83,7 @@ class TextView implements View {
     else if (touches(changed, "layer", "head", "i", "j", "by", "hide", "words", "span")) this.showWeights(false);
     else if (changed.has("near")) this.showWeights(false);
     else this.lines.redraw();
+    if (touches(changed, "scale", "tone")) this.drawKey();
   }
 
   destroy(): void {
@@ -192,7 +196,10 @@ class TextView implements View {
       const hidden = store.state.hide && !by;
       const top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
       this.lines.shade(weights, top);
-      await this.describe(weights, taken, this.sinkOf(answer, by), current);
+      const sink = this.sinkOf(answer, by);
+      this.drawKey = () => this.key.replaceChildren(shadeKey(store.state, top, largestHere(sink)));
+      this.drawKey();
+      await this.describe(weights, taken, sink, current);
       if (this.short) await this.showBack(at, token, current);
       if (scroll) this.lines.show(token, "auto");
     });
@@ -308,6 +315,7 @@ class TextView implements View {
         { class: "help" },
         "Click a token to choose it; with Shift, several: their mean as queries, their sum as keys.",
       ),
+      this.key,
     );
   }
 }

@@ -5,6 +5,7 @@ import { count, printable } from "../numbers/format";
 import { leavesAside } from "../parts/aside";
 import { tokenChooser } from "../parts/chooser";
 import { kindsOf } from "../parts/headgrid";
+import { shadeKey } from "../parts/legend";
 import { rowBars, shadedText } from "../parts/tokenrow";
 import type { State } from "../state";
 import {
@@ -72,6 +73,7 @@ class TokenView implements View {
     if (changed.has("scene")) this.tell();
     if (touches(changed, "scene", "i")) this.show();
     else if (touches(changed, "layer", "head", "scale", "tone", "near")) {
+      this.drawControls();
       this.draw();
       this.showText();
     }
@@ -167,7 +169,8 @@ class TokenView implements View {
       this.bars.replaceChildren(rowBars(this.context, own, this.keys, norms));
       const most = row.reduce((best, w, j) => (w > row[best] ? j : best), 0);
       this.heading.textContent = this.alone ? `Where ${name} looks` : "Where any head looks";
-      const shown = shadedText(this.context, row, this.keys, i, most);
+      const said = this.alone ? undefined : ", the largest of any head";
+      const shown = shadedText(this.context, row, this.keys, i, most, said);
       this.nameLookers(shown);
       this.text.replaceChildren(shown);
     });
@@ -196,6 +199,7 @@ class TokenView implements View {
         this.alone = on;
         this.showText();
       }),
+      shadeKey(context.store.state, 1, " in every cell"),
     );
     if (active) controls.querySelector<HTMLElement>(`[title="${active}"]`)?.focus();
   }
