@@ -130,6 +130,18 @@ describe("texts", () => {
       expect(start <= k && k < stop).toBe(true);
     });
   });
+  it("break between words, and in one only where it is longer than a line", () => {
+    const linesOf = (tokens: string[], width: number): string[] =>
+      breakLines(tokens, width).map(({ start, stop }) => tokens.slice(start, stop).join(""));
+    expect(linesOf(Array.from("why Otokar Brix."), 9)).toEqual(["why ", "Otokar ", "Brix."]);
+    expect(linesOf(Array.from("an extraordinary cat"), 8)).toEqual(["an ", "extraord", "inary ", "cat"]);
+    expect(linesOf(["why", " Oto", "kar", " Brix", "."], 11)).toEqual(["why Otokar", " Brix."]);
+    expect(linesOf(["Oto ", "abc", "defghijkl", "m "], 10)).toEqual(["Oto ", "abc", "defghijkl", "m "]);
+    expect(linesOf(["a", "cat", "un", "##believ", "##able"], 18)).toEqual(["acat", "un##believ##able"]);
+    expect(linesOf(Array.from("日本語の本"), 6)).toEqual(["日本語", "の本"]);
+    expect(linesOf(["a", " ", "Ã", "₂", "Ã", "₂"], 5)).toEqual(["a ", "Ã₂Ã₂"]);
+    expect(linesOf(["one", "two", "three"], 7)).toEqual(["onetwo", "three"]);
+  });
   it("are cut where they are too long for a line", () => {
     expect(shortened("x".repeat(40))).toBe("x".repeat(40));
     expect(shortened("x".repeat(3000))).toBe(`${"x".repeat(39)}…`);

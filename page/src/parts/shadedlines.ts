@@ -12,6 +12,7 @@ import { breakLines, lineOf, type Line } from "./lines";
 const LINE_PX = [28, 44] as const;
 /** Lines up to which a text is written large. */
 const FEW_LINES = 3;
+const LEAST_COLUMNS = 12;
 
 /** How the lines look, and what happens to them. */
 export interface Reader {
@@ -43,7 +44,7 @@ export class ShadedLines {
   lines: Line[] = [];
   private linePx: number = LINE_PX[0];
   /** Columns of a line: no token is longer. */
-  private across = 20;
+  private across: number = LEAST_COLUMNS;
   private width = 0;
   private readonly drawn = new Map<number, HTMLElement>();
   private readonly virtual: Virtualizer<HTMLElement, HTMLElement>;
@@ -119,7 +120,7 @@ export class ShadedLines {
       const letter = h("span", { class: "token probe" }, "0".repeat(50));
       this.sizer.append(letter);
       const wide = letter.getBoundingClientRect().width / 50;
-      this.across = Math.max(20, Math.floor((this.element.clientWidth - 34) / wide));
+      this.across = Math.max(LEAST_COLUMNS, Math.floor((this.element.clientWidth - 34) / wide));
       letter.remove();
       this.lines = breakLines(this.tokens, this.across);
       if (this.lines.length > FEW_LINES) break;
