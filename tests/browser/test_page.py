@@ -14,7 +14,12 @@ from in_browser import AXE, READY, Tab, weights
 from regard.viewer.show.colour import ramp
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+NARROW = {**PHONE, "viewport": {"width": 320, "height": 844}}
 DARK = {"color_scheme": "dark"}
+
+WIDER = """() => Math.max(document.documentElement.scrollWidth - innerWidth, ...[
+    ...document.querySelectorAll(".view, .text-scroll")
+].map(x => x.scrollWidth - x.clientWidth))"""
 
 
 def hash_of(page: Any) -> dict[str, str]:
@@ -30,14 +35,14 @@ def accessible(page: Any) -> None:
         raise AssertionError(json.dumps(brief, indent=1))
 
 
-@pytest.mark.parametrize("tab", [{}, DARK, PHONE], ids=["light", "dark", "phone"], indirect=True)
+@pytest.mark.parametrize("tab", [{}, DARK, NARROW], ids=["light", "dark", "phone"], indirect=True)
 def test_every_view_loads_and_is_accessible(tab: Tab) -> None:
     tab.open("type=true")
     for view, sign in READY.items():
         page = tab.turn(f"view={view}&layer=1&head=1&type=true", sign)
         assert page.locator(".banner").is_hidden()
         assert "does not by itself explain" in page.locator("footer").inner_text()
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        wide = page.evaluate(WIDER)
         assert wide <= 0, f"{view} is {wide} pixels wider than the screen"
         accessible(page)
 
