@@ -24,6 +24,8 @@ export interface Layer {
   scale: number;
   /** Whether a learned sink takes a part of every row. */
   sink?: boolean;
+  /** What is said of heads that came as weights alone; empty of others. */
+  lacks?: string;
 }
 
 export interface Settings {

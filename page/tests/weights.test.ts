@@ -165,8 +165,14 @@ describe("a saved page", () => {
   });
 
   it("says that it has no steps where rules are more than it knows", async () => {
-    const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
+    const holding = (lacks: string): FileSource => {
+      const scenes = { scenes: [{ id: "s", layers: [{ heads: 1, lacks }] }] };
+      return new FileSource({ answers: { "api/scenes": scenes, "api/s/map/0/0": map }, exact: {} });
+    };
+    const file = holding("");
     await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("without its queries and keys");
+    for (const what of ["step/0/0/1/1", "matrices/0/0", "variance/0/0"])
+      await expect(holding("It came as weights.").json(`api/s/${what}`)).rejects.toThrow("It came as weights.");
     expect(file.note).toContain("half precision");
     expect(source.note).toBe("saved");
   });

@@ -77,6 +77,7 @@ export class FileSource implements Source {
     if (what === "matrices") {
       return { matrices: await matricesOf(this.steps(`${scene}/${layer}/${head}`)) };
     }
+    if (what === "variance") this.steps(`${scene}/${layer}/${head}`); // refused where queries and keys are not held
     throw absent();
   }
 
@@ -168,7 +169,8 @@ export class FileSource implements Source {
   private steps(name: string): ComputedWeights {
     const weights = this.weights(name);
     if (weights instanceof ComputedWeights) return weights;
-    throw new Refused(NO_STEPS, 404);
+    const [scene, layer] = name.split("/");
+    throw new Refused(this.layersOf(scene)[Number(layer)]?.lacks || NO_STEPS, 404);
   }
 
   private computed(name: string, stored: StoredHead): Weights {

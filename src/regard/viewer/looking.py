@@ -4,7 +4,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ def look(
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     lse: Any = None,
+    weights: Any = None,
     sequence: int | str | None = None,
     save: str | Path | Sequence[str | Path] | None = None,
     with_model: bool = False,
@@ -51,6 +52,10 @@ def look(
             there are as many keys as queries.
         lse: (..., h, n_q), from an earlier call with `observe=["lse"]`. By default it is computed
             when needed.
+        weights: attention weights themselves, in place of all the above but tokens: what eager models
+            and `return_weights` return, or another tool. An array (heads, n_q, n_k) or (layers, heads,
+            n_q, n_k), or arrays (heads, n_q, n_k) or (batch, heads, n_q, n_k) of layers in a list, a
+            tuple, or a dict by their numbers. Scores and values are then not shown.
         sequence: the number, or a part of the name, of one sequence of a model that reads several
             (encoder and decoder). The page shows all by default; a file shows one.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz. Without an ending:
@@ -79,7 +84,7 @@ def look(
     paths = [target for path in given for target in targets(Path(path))]
     every = partial(
         scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
-        **options,
+        weights=weights, **options,
     )  # fmt: skip
 
     def scenes() -> Sequence[Scene]:
@@ -129,6 +134,9 @@ def scenes_of(
     from regard.interpret.capture.captured import Capture
     from regard.viewer.scene import sources
 
+    if (weights := options.pop("weights", None)) is not None:
+        others = {"what": what, "key": key, "value": value, "text": text, "tokenizer": tokenizer}
+        return (_of_weights(weights, others | options),)
     given = {name for name, x in options.items() if x is not None}
     arrays = key is not None
     if arrays and text is not None:
@@ -157,6 +165,26 @@ def scenes_of(
         if x is not None:
             options[name] = numpy_of(x)
     return (sources.arrays(numpy_of(what), numpy_of(key), **options),)
+
+
+def _of_weights(given: Any, others: dict[str, Any]) -> Scene:
+    """Return the scene of weights. others: further arguments of `look`, of which tokens alone go with weights."""
+    from regard.viewer.scene.weights import weights
+
+    tokens = {name: others.pop(name, None) for name in ("tokens", "key_tokens")}
+    unfit = [name for name, x in others.items() if x is not None]
+    if unfit:
+        raise TypeError(f"weights go with tokens and key_tokens alone, not with {', '.join(unfit)}")
+    return weights(numpy_of_layers(given), **tokens)
+
+
+def numpy_of_layers(given: Any) -> Any:
+    """Return arrays of layers, of any library, as NumPy arrays."""
+    if isinstance(given, Mapping):
+        return {number: numpy_of_layers(x) for number, x in given.items()}
+    if isinstance(given, list | tuple):
+        return [numpy_of_layers(x) for x in given]
+    return given if given is None or isinstance(given, str | int | float) else numpy_of(given)
 
 
 def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:

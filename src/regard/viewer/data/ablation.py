@@ -11,7 +11,7 @@ from regard.examplemodel import ExampleModel, Trace
 from regard.interpret.ablation import Losses, losses_without
 from regard.interpret.examplemodel.model import Replacement
 from regard.viewer.scene.labels import byte_label
-from regard.viewer.scene.scenes import Head, Scene
+from regard.viewer.scene.scenes import Array, Scene
 from regard.viewer.scene.sources import Settings
 
 LIKELIEST = 5
@@ -78,10 +78,10 @@ def nbytes_of(trace: Trace) -> int:
     return sum(x.nbytes for x in (trace.logits, *trace.q, *trace.k, *trace.v, *trace.x, *trace.out))
 
 
-def value_norms(head: Head) -> NDArray[np.float32]:
-    """Return the norm of each value, ‖v_j‖, (n_k,)."""
-    value = head.problem.value[0].astype(np.float64)
-    return np.asarray(np.sqrt((value * value).sum(-1)), np.float32).reshape(-1)
+def value_norms(value: Array) -> NDArray[np.float32]:
+    """Return the norm of each value (n_k, d_v), ‖v_j‖, (n_k,)."""
+    value = value.astype(np.float64)
+    return np.asarray(np.sqrt((value * value).sum(-1)), np.float32)
 
 
 def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:

@@ -43,8 +43,9 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
     Values and output are omitted if the layer has no values. If the model is known, projections are included: those of
     queries, keys and values before the steps, that of the joined heads after them.
 
-    Raises ValueError for more than `MOST` queries or keys.
+    Raises ValueError for more than `MOST` queries or keys, and for a head with weights alone.
     """
+    layer, head = layer.computed(head)
     p = part_of(layer.problem, b, head)
     if max(p.n_q, p.n_k) > MOST:
         raise ValueError(f"matrices are shown up to {MOST} tokens, here are {p.n_q} queries and {p.n_k} keys")
@@ -93,8 +94,10 @@ def _after(made: Projections, b: int) -> Iterator[StepMatrix]:
 def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:
     """Return the scores of query i before and after masking, and its weights.
 
-    Float32 (3, n_k), by the specification in O(n) work. A hidden key has the score −∞.
+    Float32 (3, n_k), by the specification in O(n) work. A hidden key has the score −∞. Raises `Unknown` for a head with
+    weights alone.
     """
+    layer, head = layer.computed(head)
     p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
         f = specification.terms(p)

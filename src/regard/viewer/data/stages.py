@@ -39,9 +39,9 @@ class WeightStage:
 def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[WeightStage, ...]:
     """Return the stages of query i and key j in one head, in O(n) work.
 
-    The specification computes them in float64, from one row of scores.
+    The specification computes them in float64, from one row of scores. Raises `Unknown` for a head with weights alone.
     """
-    return tuple(_stages(layer, head, i, j, b))
+    return tuple(_stages(*layer.computed(head), i, j, b))
 
 
 def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[WeightStage]:

@@ -73,18 +73,8 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
         )
         if previous is not None and previous.layer < induction.layer:
             steps.append(_composed(scene, name, first, previous, induction))
-    d = scene.layers[picked.layer].problem.d
-    row, scaled, unscaled = _saturated(scene.layers[picked.layer].head(picked.head, b))
-    steps.append(
-        TourStep(
-            "Without 1/√d",
-            f"Scores are dot products of d = {d} features, and their variance grows with d. Left: scores times 1/√d. "
-            f"Right: the same scores without it. The largest weight of the marked row is {scaled:.2f} with it and "
-            f"{unscaled:.2f} without. Near 1 the softmax saturates, and almost no gradient is left to learn from. "
-            "Move the temperature to see it come and go.",
-            first | {"view": "scale", "i": row},
-        )
-    )
+    if not scene.layers[picked.layer].lacks:
+        steps.append(_unscaled(scene.layers[picked.layer].head(picked.head, b), first))
     if scene.settings is not None and scene.layers[0].causal:
         steps.append(
             TourStep(
@@ -140,6 +130,18 @@ def _composed(
             "other": f"{name}/{induction.layer}/{induction.head}",
         },
     )  # fmt: skip
+
+
+def _unscaled(head: Head, first: dict[str, Any]) -> TourStep:
+    row, scaled, unscaled = _saturated(head)
+    return TourStep(
+        "Without 1/√d",
+        f"Scores are dot products of d = {head.problem.d} features, and their variance grows with d. Left: scores "
+        f"times 1/√d. Right: the same scores without it. The largest weight of the marked row is {scaled:.2f} with it "
+        f"and {unscaled:.2f} without. Near 1 the softmax saturates, and almost no gradient is left to learn from. "
+        "Move the temperature to see it come and go.",
+        first | {"view": "scale", "i": row},
+    )
 
 
 def _saturated(head: Head) -> tuple[int, float, float]:

@@ -1,4 +1,5 @@
 """Scenes: layers of heads with their tokens.
 
-`scenes` has the data, `sources` makes it from models, captures and arrays, `labels` makes tokens printable.
+`scenes` has the data, `sources` makes it from models, captures and arrays, `weights` from weights alone, `labels` makes
+tokens printable.
 """

@@ -1,10 +1,10 @@
 """Layers of heads with their tokens, stored as queries, keys and rules.
 
-Weights are never stored.
+Weights are not stored, except where they alone are known (`weights.py`).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["example", "cross", "model", "capture", "arrays"]
+Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words"]
 
 SMALL = 2**22
 """Query-key pairs up to which NumPy's tiles take less time than a compiler."""
@@ -30,6 +30,10 @@ BAND = 2**28
 
 BLOCK = 64
 """Queries in a block: lse is computed for whole blocks."""
+
+
+class Unknown(ValueError):
+    """Raised where a head has weights alone, and more was asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,8 @@ class SceneLayer:
 
     lse: (batch, h, n_q). no_values: the reason why values are missing, if they are. number: the layer's number in the
     model. numbers: those of its heads, kv_numbers: of the key-value heads that they read; by default in order.
-    projections: known for some models only.
+    projections: known for some models only. lacks: of a layer of weights alone, the sentence that says so. known: its
+    heads whose queries and keys are known, each as a layer of one head.
     """
 
     name: str
@@ -71,6 +76,8 @@ class SceneLayer:
     numbers: tuple[int, ...] = ()
     kv_numbers: tuple[int, ...] = ()
     projections: Projections | None = None
+    lacks: str = ""
+    known: Mapping[int, "SceneLayer"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         heads, group = range(self.problem.heads), self.problem.group
@@ -100,6 +107,22 @@ class SceneLayer:
         own = () if made is None else (made.x, made.source, made.out)
         return sum(x.nbytes for x in (p.query, p.key, p.value, self.lse, *own) if x is not None)
 
+    def computed(self, head: int) -> tuple["SceneLayer", int]:
+        """Return a layer that has the queries and keys of this head, and the head's number there.
+
+        Raises `Unknown` for a head with weights alone.
+        """
+        if not self.lacks:
+            return self, head
+        if head not in self.known:
+            raise Unknown(self.lacks)
+        return self.known[head], 0
+
+    def values_of(self, head: int, b: int = 0) -> Array | None:
+        """Return the values (n_k, d_v) of a head, None where they are not known."""
+        of, at = self.computed(head) if head in self.known else (self, head)
+        return of.head(at, b).problem.value[0] if of.has_values else None
+
     @property
     def has_values(self) -> bool:
         """True if the values are known."""
@@ -118,10 +141,13 @@ class SceneLayer:
     def described(self) -> dict[str, Any]:
         """Return the layer's entry in the page's list of scenes."""
         p = self.problem
+        scored = next(iter(self.known.values()), self)  # what the page says of scores is of these
         return {
-            "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain,
-            "scale": float(p.scale), "number": self.number, "numbers": list(self.numbers), "sink": p.sink is not None,
+            "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k,
+            "d": scored.problem.d, "causal": self.causal, "cross": self.cross,
+            "rules": "" if self.lacks else rules_of(p), "plain": scored.plain, "scale": float(scored.problem.scale),
+            "number": self.number, "numbers": list(self.numbers), "sink": p.sink is not None, "lacks": self.lacks,
+            "known": sorted(self.known),
         }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from regard.examplemodel import ExampleModel
 from regard.viewer.data.questions import Answer, Query, Question, Refused
 from regard.viewer.scene.labels import brief
-from regard.viewer.scene.scenes import Head, Scene
+from regard.viewer.scene.scenes import Head, Scene, Unknown
 from regard.viewer.serve import export, views
 from regard.viewer.serve.codecs import split_query
 from regard.viewer.serve.contents import LARGEST, Contents
@@ -76,6 +76,8 @@ class Answers:
             return Answer(202, {"progress": round(work.done, 3)})
         except Refused as refused:
             return Answer(refused.status, {"error": str(refused)})
+        except Unknown as unknown:
+            return Answer(422, {"error": str(unknown)})
 
     def head(self, name: str, layer: int, head: int, b: int = 0) -> Head:
         """Return the cached head of a scene."""

@@ -130,7 +130,9 @@ class Contents:
         for number, saved in enumerate(self.layers):
             tiles, p = saved.tiles, saved.layer.problem
             for head in range(saved.layer.heads):
-                parts = ("map", "profiles", "variance", *(("sinks",) if p.sink is not None else ()))
+                parts = ["map", "profiles"]
+                parts += ["variance"] if not saved.layer.lacks or head in saved.layer.known else []
+                parts += ["sinks"] if p.sink is not None else []
                 paths += [f"{name}/{what}/{number}/{head}" for what in parts]
                 paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
             # Last, when the coarse levels are known, so that no thumbnail is an estimate.
@@ -153,6 +155,10 @@ class Contents:
             for number, saved in enumerate(self.layers)
             if saved.computed
             for at, head in enumerate(self._of_layer(number, [heads[number, at] for at in range(saved.layer.heads)]))
+        } | {
+            f"{self.name}/{number}/{at}": stored(of, of.head(0), "f32")
+            for number, saved in enumerate(self.layers)
+            for at, of in saved.layer.known.items()
         }
 
     def _of_layer(self, number: int, heads: Sequence[Head]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from regard.examplemodel import ExampleModel
 from regard.runtime.forks import cached_property
 from regard.viewer.data.summary import Choice, LookData, look_data
-from regard.viewer.scene.scenes import Scene
+from regard.viewer.scene.scenes import Array, Scene, SceneLayer
 from regard.viewer.serve.answers import Answers
 from regard.viewer.show import drawing
 from regard.viewer.show.picture import picture
@@ -91,18 +91,13 @@ class Still:
 def archive(scene: Scene) -> bytes:
     """Return a scene as an .npz file, without its rules.
 
-    It holds query, key, value and lse of every layer, as "3.query" for layer 3 of several. It also holds the tokens,
-    and the numbers of heads if not all were captured.
+    It holds query, key, value and lse of every layer, as "3.query" for layer 3 of several; of layers that have weights
+    alone it holds those. It also holds the tokens, and the numbers of heads if not all were captured.
     """
     found: dict[str, Any] = {}
     for layer in scene.layers:
-        p, prefix = layer.problem, f"{layer.number}." if len(scene.layers) > 1 else ""
-        lse = layer.lse
-        if lse is None:
-            lse = np.stack([[layer.head(h, b).lse for h in range(layer.heads)] for b in range(p.batch)])
-        found |= {f"{prefix}query": p.query, f"{prefix}key": p.key, f"{prefix}lse": lse.reshape(p.shape(p.n_q))}
-        if layer.has_values:
-            found[f"{prefix}value"] = p.value
+        prefix = f"{layer.number}." if len(scene.layers) > 1 else ""
+        found |= {f"{prefix}{name}": x for name, x in _arrays(layer).items()}
         if layer.numbers != tuple(range(layer.heads)):
             found[f"{prefix}heads"] = np.array(layer.numbers)
     for name, tokens in (("tokens", scene.query_tokens), ("key_tokens", scene.key_tokens)):
@@ -111,6 +106,18 @@ def archive(scene: Scene) -> bytes:
     content = BytesIO()
     np.savez(content, **found)
     return content.getvalue()
+
+
+def _arrays(layer: SceneLayer) -> dict[str, Array]:
+    """Return what an archive holds of a layer."""
+    p = layer.problem
+    every = [[layer.head(h, b) for h in range(layer.heads)] for b in range(p.batch)]
+    if layer.lacks:
+        weights = [[head.weights(range(p.n_q), range(p.n_k)) for head in heads] for heads in every]
+        return {"weights": np.array(weights, np.float32).reshape(p.shape(p.n_q, p.n_k))}
+    lse = np.array([[head.lse for head in heads] for heads in every]) if layer.lse is None else layer.lse
+    known = {"query": p.query, "key": p.key, "lse": lse.reshape(p.shape(p.n_q))}
+    return known | ({"value": p.value} if layer.has_values else {})
 
 
 def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:

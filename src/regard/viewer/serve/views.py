@@ -15,6 +15,7 @@ from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyra
 from regard.viewer.data.questions import MOST_TOKENS, Answer, Question, Refused, integer, span, within
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
+from regard.viewer.scene.scenes import Head, Unknown
 from regard.viewer.serve import kernels
 from regard.viewer.serve.registry import Run
 from regard.viewer.serve.results import Results
@@ -193,12 +194,18 @@ def sinks(results: Results, at: Question) -> Answer:
 def products(results: Results, at: Question) -> Answer:
     """Answer q · k of some queries and keys."""
     rows, cols = _block(at)
-    return Answer(200, dots.dots(results.head(at), rows, cols))
+    return Answer(200, dots.dots(_scored(at), rows, cols))
+
+
+def _scored(at: Question) -> Head:
+    """Return a head with its queries and keys."""
+    layer, head = at.of.computed(at.head)
+    return layer.head(head, at.b)
 
 
 def variance(results: Results, at: Question) -> Answer:
     """Answer how the variance of q · k grows with the number of features."""
-    return Answer(200, dots.variance(results.head(at)))
+    return Answer(200, dots.variance(_scored(at)))
 
 
 def stored(results: Results, at: Question) -> Answer:
@@ -221,7 +228,8 @@ def all_profiles(results: Results, at: Question) -> Answer:
         "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
         lambda x: sum(profile.values.nbytes for profile in x.values()),
     )  # fmt: skip
-    return Answer(200, {name: profile.described(profiles.LABELS[name]) for name, profile in computed.items()})
+    shown = {name: x for name, x in computed.items() if name != "lse" or not at.of.lacks}
+    return Answer(200, {name: profile.described(profiles.LABELS[name]) for name, profile in shown.items()})
 
 
 def step(results: Results, at: Question, i: int, j: int) -> Answer:
@@ -236,6 +244,8 @@ def all_matrices(results: Results, at: Question) -> Answer:
     """Answer every matrix of a small head."""
     try:
         steps = matrices.matrices(at.of, at.head, at.b)
+    except Unknown:
+        raise
     except ValueError as error:
         raise Refused(422, str(error)) from None
     return Answer(200, {"matrices": [matrix.described() for matrix in steps]})
@@ -288,5 +298,5 @@ def _without(results: Results, at: Question, heads: Mapping[tuple[int, int], Rep
 
 def norms(results: Results, at: Question) -> Answer:
     """Answer the norms of a head's values, none if they are not known."""
-    known = at.of.has_values
-    return Answer(200, ablation.value_norms(results.head(at)) if known else np.zeros(0, np.float32))
+    values = at.of.values_of(at.head, at.b)
+    return Answer(200, np.zeros(0, np.float32) if values is None else ablation.value_norms(values))
