@@ -91,8 +91,8 @@ def test_projections_stand_around_the_steps() -> None:
 
 def test_a_cross_attention_to_be_read_number_by_number() -> None:
     answers = Answers(for_page([example(Settings("to be"))]), patience=None)
-    assert list(answers.scenes) == ["example", "cross"]
-    scene = asked(answers, "scenes")["scenes"][1]
+    assert list(answers.scenes) == ["example", "hand", "cross"]
+    scene = asked(answers, "scenes")["scenes"][2]
     assert (scene["layers"][0]["cross"], scene["layers"][0]["n_q"], scene["layers"][0]["n_k"]) == (True, 4, 5)
     assert answers.get("cross/tokens", {"axis": "query"}).content["tokens"] == ["le ", "chat ", "blanc ", "dort"]
     for head in range(2):
@@ -108,6 +108,21 @@ def test_a_cross_attention_to_be_read_number_by_number() -> None:
     assert for_page(()) == ()
     others = (arrays(Q, K, V),)
     assert for_page(others) == others
+
+
+def test_a_self_attention_to_be_read_number_by_number() -> None:
+    answers = Answers(for_page([example(Settings("to be"))]), patience=None)
+    layer = asked(answers, "scenes")["scenes"][1]["layers"][0]
+    assert (layer["cross"], layer["causal"], layer["n_q"], layer["n_k"]) == (False, True, 5, 5)
+    for head in range(2):
+        told = {x["name"]: numbers(x["values"]) for x in asked(answers, f"hand/matrices/0/{head}")["matrices"]}
+        assert max(max(x.shape) for x in told.values()) <= 8  # the page prints them as numbers
+        for name, letter in (("queries", "query"), ("keys", "key"), ("values", "value")):
+            np.testing.assert_array_equal(told["input"] @ told[f"{letter} projection"], told[name])
+        np.testing.assert_allclose(told["heads side by side"] @ told["output projection"], told["written"], rtol=1e-5)
+        looks = told["softmax"].argmax(axis=1).tolist()
+        assert looks == [[0, 0, 1, 2, 1], [0, 1, 2, 3, 2]][head]  # slept → cat, → sat
+        assert not np.triu(told["softmax"], 1).any()
 
 
 def test_without_values_there_is_no_output() -> None:

@@ -55,7 +55,7 @@ function allMatrices(context: Context) {
   const { data, store, scene } = context;
   const panel = matricesPanel(context);
   const note = h("p", { class: "help long" });
-  const ownModel = scene.kind === "example" || scene.kind === "cross";
+  const ownModel = ["example", "hand", "cross"].includes(scene.kind);
   const unknown = ownModel && data.source.kind === "file" && !scene.editable ? NO_PROJECTIONS : "";
   const fits = (): boolean => Math.max(layerOf(context).n_q, layerOf(context).n_k) <= MOST;
   const load = latest(context.fail);

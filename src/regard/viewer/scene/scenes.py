@@ -20,7 +20,7 @@ from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words"]
+Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand"]
 
 SMALL = 2**22
 """Query-key pairs up to which NumPy's tiles take less time than a compiler."""

@@ -31,6 +31,10 @@ ABOUT_TRANSLATION = (
     "Made by hand, to be read number by number: French words look for their meaning (head 0), or for the word that "
     "goes with them (head 1), in an English sentence"
 )
+ABOUT_SENTENCE = (
+    "Made by hand, to be read number by number: each word looks for the word that goes with it (head 0), or for words "
+    "of its kind (head 1), among those before it and itself"
+)
 ABOUT_MODEL = "regard's example model, a byte-level decoder; ⊢ marks the beginning of the text"
 
 
@@ -117,6 +121,28 @@ def _projections(model: ExampleModel, trace: Trace, layer: int) -> Projections:
     return Projections(of["x"][None], out=trace.out[layer][None], rotary=model.config.rotary, **given)
 
 
+def sentence() -> Scene:
+    """Return a small causal self-attention made by hand: five words look at those before them.
+
+    Each word has one of four features: article, noun, verb, conjunction. Head 0 looks for the word that goes with it, a
+    noun for its article, a verb for its noun, a conjunction for its verb. Head 1 looks for the same feature.
+
+    >>> scene = sentence()
+    >>> scene.layers[0].head(0).seen(range(4, 5), range(5)).round(2)
+    array([[0.04, 0.83, 0.04, 0.04, 0.04]], dtype=float32)
+    """
+    same = np.eye(4, dtype=np.float32)
+    words = ("the ", "cat ", "sat ", "and ", "slept")
+    return Scene(
+        name="Self-attention: the cat sat and slept",
+        kind="hand",
+        layers=(_by_hand("self-attention", same[[0, 1, 2, 3, 2]], same[[0, 0, 1, 2]], same),),
+        query_tokens=words,
+        key_tokens=words,
+        note=ABOUT_SENTENCE,
+    )
+
+
 def translation() -> Scene:
     """Return a small cross-attention made by hand: French words look at English ones.
 
@@ -127,40 +153,41 @@ def translation() -> Scene:
     >>> scene.layers[0].head(0).seen(range(1, 2), range(5)).round(2)
     array([[0.04, 0.04, 0.83, 0.04, 0.04]], dtype=float32)
     """
-    same, belongs = np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)[[2, 2, 3, 2]]
-    x = same[[0, 2, 1, 3]]
+    same = np.eye(4, dtype=np.float32)
     source = same[[0, 1, 2, 3, 3]] * np.array([1, 1, 1, 0.8, 1], np.float32)[:, None]
-    w_q, w_k, w_v = (np.hstack(heads) for heads in ((3 * same, 3 * belongs), (2 * same, 2 * same), (same, same)))
-    q, k, v = (
-        np.swapaxes(y.reshape(len(y), 2, 4), 0, 1) for y in (x @ w_q, source @ w_k, source @ w_v)
-    )  # fmt: skip
-    made = Projections(
-        x[None],
-        w_q,
-        w_k,
-        w_v,
-        np.vstack((same, same / 2)),
-        attention(q, k, v, engine="tiled")[None],
-        source=source[None],
-    )
-    layer = SceneLayer("cross-attention", problem_from(q, k, v), cross=True, projections=made)
     return Scene(
         name="Cross-attention: le chat blanc dort",
         kind="cross",
-        layers=(layer,),
+        layers=(_by_hand("cross-attention", same[[0, 2, 1, 3]], same, same[[2, 2, 3, 2]], source),),
         query_tokens=("le ", "chat ", "blanc ", "dort"),
         key_tokens=("the ", "white ", "cat ", "is ", "sleeping"),
         note=ABOUT_TRANSLATION,
     )
 
 
+def _by_hand(name: str, x: Array, first: Array, second: Array, source: Array | None = None) -> SceneLayer:
+    """Return a layer of two heads over four features, causal without a source.
+
+    x, source: features of the words. first, second: what the heads look for, a row for each feature.
+    """
+    same = np.eye(4, dtype=np.float32)
+    keys = x if source is None else source
+    w_q, w_k, w_v = (np.hstack(heads) for heads in ((3 * first, 3 * second), (2 * same, 2 * same), (same, same)))
+    q, k, v = (np.swapaxes(y.reshape(len(y), 2, 4), 0, 1) for y in (x @ w_q, keys @ w_k, keys @ w_v))
+    w_o = np.vstack((same, same / 2))
+    out = attention(q, k, v, causal=source is None, engine="tiled")[None]
+    made = Projections(x[None], w_q, w_k, w_v, w_o, out, source=None if source is None else source[None])
+    problem = problem_from(q, k, v, causal=source is None)
+    return SceneLayer(name, problem, cross=source is not None, projections=made)
+
+
 def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """Add the small cross-attention to scenes of regard's own model.
+    """Add what was made by hand to scenes of regard's own model.
 
     Only a page shows several scenes.
     """
     own = bool(scenes) and scenes[0].settings is not None
-    return (*scenes, translation()) if own else tuple(scenes)
+    return (*scenes, sentence(), translation()) if own else tuple(scenes)
 
 
 def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
