@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import regard
+from regard.viewer.scene.sources import SENTENCE
 
 AXE = Path(__file__).parents[1] / "page" / "node_modules" / "axe-core" / "axe.min.js"
 FLAGS = (
@@ -76,9 +77,9 @@ def weights(call: dict[str, Any], rows: slice = slice(None), cols: slice = slice
 
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Yield the address of `regard look` and its process, which runs meanwhile."""
+    """Yield the address of `regard look`, by default on the example model's text, and its process, meanwhile."""
     run = "from regard.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", run, "look", "--no-open", *arguments]
+    command = [sys.executable, "-c", run, "look", "--no-open", *(arguments or [SENTENCE])]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -231,6 +231,7 @@ export class App {
       head: inside(Math.trunc(found?.head ?? state.head), layers[layer].heads),
       ...typedOf(scene),
       ...(shown === state.scene || !state.scene ? {} : { i: -1, j: -1 }),
+      ...(found && { i: found.i ?? -1, j: found.j ?? -1 }),
     };
   }
 
@@ -291,7 +292,7 @@ export class App {
     else {
       this.clear();
       if (touches(changed, "layer", "head")) this.drawHeader();
-      if (touches(changed, "scale", "layer")) this.drawLine();
+      if (touches(changed, "scale", "layer") || this.scene.kind === "words") this.drawLine();
       this.view.update(state, changed);
     }
     this.tour?.point(this.element, state);
@@ -300,8 +301,7 @@ export class App {
   /** Goes to a step of the tour: what it shows, and what it says. */
   private async walk(number: number): Promise<void> {
     const here = this.sceneOf(this.store.state.scene);
-    if (!this.tour?.element.isConnected || !this.home)
-      this.home = (here && !/^example-\d+$/.test(here.id) ? here : this.scenes[0]).id;
+    if (!this.tour?.element.isConnected || !this.home) this.home = this.toured(here).id;
     const { editable } = this.sceneOf(this.home) ?? this.scenes[0];
     const steps = (await this.data.tour(this.home)).filter(
       ({ settings, state }) => editable || (!settings && !state.type),
@@ -318,12 +318,26 @@ export class App {
     this.tour.point(this.element, this.store.state);
   }
 
+  /** What is said of the head and the token that a sentence is opened on, in every view. */
+  private opened(state: State): string | undefined {
+    const found = this.findings.get(state.scene);
+    const there = found?.i === state.i && found.layer === state.layer && found.head === state.head;
+    return there ? found.why : undefined;
+  }
+
+  /** The scene of the tour: the one that is shown, unless it was typed, or is a sentence and the example is here. */
+  private toured(here: Scene | undefined): Scene {
+    const example = this.scenes.find((scene) => scene.editable && scene.given);
+    if (here?.kind === "words") return example ?? here;
+    return (here && !/^example-\d+$/.test(here.id) ? here : example) ?? this.scenes[0];
+  }
+
   private drawLine(): void {
     const { state } = this.store;
     const dark = scaleName(state) !== "ink";
     const sink = this.scene?.layers[state.layer]?.sink;
-    const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark, sink), this.words);
-    redraw(this.line, ...nodes);
+    const line = this.opened(state) ?? lineOf(state.view, this.words, dark, sink);
+    redraw(this.line, ...(this.view?.line?.() ?? withTerms(line, this.words)));
   }
 
   private mount(): void {
@@ -368,11 +382,17 @@ export class App {
       this.header,
       h("h1", {}, "regard"),
       ...choices(store, scenes, scene),
-      ...buttons(store, scene, this.theme, acts),
+      ...buttons(store, this.typedIn(), this.theme, acts),
     );
     redraw(this.tabs, ...tabsOf(store, TITLES));
     const current = this.tabs.querySelector("[aria-current]");
     if (current) reveal(this.tabs, current);
+  }
+
+  /** The scene whose text can be changed: the one that is shown, or of a sentence the example beside it. */
+  private typedIn(): Scene | undefined {
+    if (this.scene.editable) return this.scene;
+    return this.scene.kind === "words" ? this.scenes.find(({ editable }) => editable) : undefined;
   }
 
   /** Opens the help at its beginning: a dialog gives the focus to its first button, which is its last line. */

@@ -138,6 +138,9 @@ export interface Finding {
   head: number;
   why: string;
   how: string;
+  /** The query and the key to mark, where the scene names them. */
+  i?: number;
+  j?: number;
 }
 
 export interface TourStep {

@@ -5,10 +5,17 @@ import { arcsIn, leastOf, shownFrom, SINK, USUAL, windowOf } from "../src/number
 import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
 import { largestHere } from "../src/parts/legend";
 import { stepOf } from "../src/parts/shadedlines";
+import { arcPath } from "../src/parts/wordline";
 import { sameTokens } from "../src/views/view";
 
 const layer = (n_q: number, n_k: number, cross = false): Layer => ({ n_q, n_k, cross }) as Layer;
 const none = new Float32Array(0);
+
+describe("a line between words", () => {
+  it("is an arc above both", () => {
+    expect(arcPath({ x: 90, y: 60 }, { x: 10, y: 30 }, 24)).toBe("M90 60C90 6 10 6 10 30");
+  });
+});
 
 describe("arcs", () => {
   // Three queries, five keys: the first rows and columns of a square would lose keys 3 and 4.

@@ -146,7 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         "given",
         metavar="TEXT",
         nargs="?",
-        help="the text, as --text (default: for the model that ships with regard, a sentence with a repeated name)",
+        help="the text, as --text (default: on the page, sentences that larger models have read; else, for the model "
+        "that ships with regard, a sentence with a repeated name)",
     )
     _seen(look)
     look.add_argument(

@@ -37,6 +37,7 @@ export async function sayings(
   const { data, store, scene, words } = context;
   const { layer, head } = headAt(store.state);
   const finding = await data.finding(store.state.scene);
+  if (finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
   const row = kinds.find((one) => one.layer === layer && one.head === head);
   const { query, key } = tokens;
   return [

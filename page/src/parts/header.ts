@@ -50,20 +50,22 @@ function icon(sign: string, key: string, title: string, label: string, act: () =
   );
 }
 
-/** The buttons beside the lists. */
-export function buttons(store: Store, scene: Scene, theme: Theme, acts: Acts): HTMLElement[] {
-  const { type } = store.state;
+/** The buttons beside the lists. typed: the scene whose text can be changed, if there is one. */
+export function buttons(store: Store, typed: Scene | undefined, theme: Theme, acts: Acts): HTMLElement[] {
+  const { type, scene } = store.state;
+  const there = scene.split(":")[0] === typed?.id;
+  const anew = { scene: typed?.id, type: true, layer: -1, head: -1, i: -1, j: -1 };
   const typing = {
     type: "button",
     class: "type",
     "data-focus": "type",
-    "aria-expanded": String(type),
-    click: () => store.set({ type: !type }),
+    "aria-expanded": String(type && there),
+    click: () => store.set(there ? { type: !type } : anew),
   };
   const tour = { type: "button", class: "take", "data-focus": "tour", click: () => store.set({ tour: 1 }) };
   const seen = `Light or dark: now ${theme}`;
   return [
-    ...(scene.editable ? [h("button", typing, "Type your own text")] : []),
+    ...(typed ? [h("button", typing, "Type your own text")] : []),
     h("button", tour, "Take the tour"),
     h("span", { class: "gap" }),
     icon("Save", "save", "Save and share (s)", "Save", acts.share),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from regard.interpret import inputs
 from regard.rules import Mask
-from regard.viewer.scene import sources
+from regard.viewer.scene import sources, words
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
@@ -55,7 +55,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
 
     with bound(arguments.port) as home:
         with progress as report:
-            scenes = _scenes(arguments, text, mask, report)
+            named = (text, arguments.capture, arguments.model, arguments.arrays)
+            scenes = words.page(report) if named == (None,) * 4 else _scenes(arguments, text, mask, report)
             if arguments.sequence is not None:
                 scenes = [saving.single(scenes, _number(arguments.sequence))]
             scenes = sources.for_page(scenes)

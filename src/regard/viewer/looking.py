@@ -43,7 +43,8 @@ def look(
     Args:
         what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`;
             or a `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`. Without it
-            the small trained model that ships with regard reads `text`.
+            the small trained model that ships with regard reads `text`. Without a text either, the
+            page opens on sentences that larger models have read, and lists that model beside them.
         key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the
             weighted sum is shown.
         text: the text that a model reads.
@@ -52,10 +53,10 @@ def look(
             there are as many keys as queries.
         lse: (..., h, n_q), from an earlier call with `observe=["lse"]`. By default it is computed
             when needed.
-        weights: attention weights themselves, in place of all the above but tokens: what eager models
-            and `return_weights` return, or another tool. An array (heads, n_q, n_k) or (layers, heads,
-            n_q, n_k), or arrays (heads, n_q, n_k) or (batch, heads, n_q, n_k) of layers in a list, a
-            tuple, or a dict by their numbers. Scores and values are then not shown.
+        weights: attention weights themselves, in place of all the above but tokens: what eager
+            models and `return_weights` return, or another tool. An array (heads, n_q, n_k) or
+            (layers, heads, n_q, n_k), or arrays (heads, n_q, n_k) or (batch, heads, n_q, n_k) of
+            layers in a list, a tuple, or a dict by their numbers. Scores and values are not shown.
         sequence: the number, or a part of the name, of one sequence of a model that reads several
             (encoder and decoder). The page shows all by default; a file shows one.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz. Without an ending:
@@ -83,8 +84,8 @@ def look(
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
     every = partial(
-        scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
-        weights=weights, **options,
+        scenes_of if paths else scenes_of_page, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens,
+        key_tokens=key_tokens, lse=lse, weights=weights, **options,
     )  # fmt: skip
 
     def scenes() -> Sequence[Scene]:
@@ -165,6 +166,15 @@ def scenes_of(
         if x is not None:
             options[name] = numpy_of(x)
     return (sources.arrays(numpy_of(what), numpy_of(key), **options),)
+
+
+def scenes_of_page(what: Any = None, key: Any = None, value: Any = None, **options: Any) -> tuple[Scene, ...]:
+    """Return the scenes that a page shows for the arguments of `look`."""
+    if all(x is None for x in (what, key, value, *options.values())):
+        from regard.viewer.scene.words import page
+
+        return page()
+    return scenes_of(what, key, value, **options)
 
 
 def _of_weights(given: Any, others: dict[str, Any]) -> Scene:

@@ -5,7 +5,7 @@ Weights are not stored, except where they alone are known (`weights.py`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +151,16 @@ class SceneLayer:
         }  # fmt: skip
 
 
+class Opening(NamedTuple):
+    """What a scene opens on: a head by its place in the scene, a query and a key, and what is said of them."""
+
+    layer: int
+    head: int
+    i: int
+    j: int
+    text: str
+
+
 @dataclass(frozen=True, eq=False)
 class Scene:
     """Layers that read the same tokens.
@@ -158,7 +168,7 @@ class Scene:
     query_tokens, key_tokens: pieces of text that join without a separator; empty if there is no text. ids: (batch, n),
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
     settings: those of a run of the example model; its text can then be edited. following: likely next tokens with their
-    probabilities.
+    probabilities. opening: what to show first, by default what `finding` picks.
     """
 
     name: str
@@ -171,6 +181,7 @@ class Scene:
     note: str = ""
     settings: Mapping[str, Any] | None = None
     following: tuple[tuple[str, float], ...] = ()
+    opening: Opening | None = None
 
     @property
     def batch(self) -> int:

@@ -89,7 +89,10 @@ def _every_head(results: Results, at: Question) -> tuple[list[tuple[HeadStatisti
 
 
 def first_finding(results: Results, at: Question) -> Answer:
-    """Answer the head to show first, and why."""
+    """Answer the head to show first, and why; of a scene with an opening also the query and the key."""
+    if (chosen := at.scene.opening) is not None:
+        place = {name: getattr(chosen, name) for name in ("layer", "head", "i", "j")}
+        return Answer(200, {**place, "why": chosen.text, "how": ""})
     layers, rows = _every_head(results, at)
     picked = finding.pick(candidates([head for layer in layers for head in layer]))
     of = at.scene.layers[picked.layer]
