@@ -74,7 +74,10 @@ def test_stored_queries_and_keys_make_the_weights(name: str, layer: int, head: i
     assert answers.get(f"{id}/matrices/{layer}/{(head + 1) % 9}").status == 422
 
 
-def test_size() -> None:
+def test_the_card_and_its_size() -> None:
+    card = (words.FOLDER / "CARD.md").read_text("utf-8")
+    assert f"{words.STORED.stat().st_size:,} bytes" in card
+    assert all(scene.opening is not None and scene.opening.text in card for scene in SCENES)
     assert words.STORED.stat().st_size + (words.FOLDER / "CARD.md").stat().st_size < LARGEST
 
 
