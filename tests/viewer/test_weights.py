@@ -115,6 +115,25 @@ def test_weights_of_models(dtype: torch.dtype) -> None:
     assert not scene.layers[0].described()["sink"]  # what rounding leaves is no sink
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "bert", "t5"])
+def test_transformers_return_weights(name: str) -> None:
+    """With sinks, padding on either side, and cross-attention."""
+    from small_models import MODELS
+
+    model = MODELS[name].build()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        outputs = model(**MODELS[name].inputs(), output_attentions=True)
+    kinds = ["encoder_attentions", "decoder_attentions", "cross_attentions"] if name == "t5" else ["attentions"]
+    for of in kinds:
+        (scene,) = scenes_of(weights=outputs[of])
+        for layer, expected in enumerate(outputs[of]):
+            for b in range(scene.batch):
+                np.testing.assert_allclose(shown(scene, layer, b), expected[b], atol=1e-6)
+        assert scene.layers[0].cross == (of == "cross_attentions")
+        assert scene.layers[0].described()["sink"] == (name == "gpt_oss")
+
+
 def test_weights_of_other_forms() -> None:
     for form in (P[None], [P], {0: jnp.asarray(P)}, torch.tensor(P), [P.tolist()]):
         (scene,) = scenes_of(weights=form, tokens=TOKENS)
