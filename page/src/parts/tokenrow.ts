@@ -9,7 +9,6 @@ import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "
 import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
 import { largestHere, shadeKey } from "./legend";
 import { TAKEN, takenOf } from "./moved";
-import { withLine } from "./wordline";
 
 const LISTED = 8;
 /** Keys at most that lists leave aside. */
@@ -86,13 +85,11 @@ export function shadedText(
     text.append(span);
   }
   if (stop < row.length) text.append(" …");
-  if (context.scene.kind === "words") {
+  if (context.scene.kind === "words")
     text.addEventListener("click", ({ target }) => {
       const { token } = (target as HTMLElement).dataset;
       if (token !== undefined) store.set({ i: Number(token), j: -1 });
     });
-    withLine(text);
-  }
   return h("div", { class: "shading" }, text, shadeKey(store.state, top, said));
 }
 

@@ -5,6 +5,7 @@ import { headGrid } from "../parts/headgrid";
 import { nameOf } from "../parts/sentences";
 import { withTerms } from "../parts/terms";
 import { nextBars, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
+import { withLine } from "../parts/wordline";
 import { mapPane } from "./map";
 import { chosen, headAt, latest, touches, type MakeView } from "./view";
 
@@ -42,9 +43,11 @@ export const overviewView: MakeView = (context) => {
       said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), document.createTextNode(" ")]));
       const own = scene.layers[at.layer].cross ? null : i;
       const next = nextBars(context);
+      const shaded = shadedText(context, weights, tokens.key, own, j);
+      if (scene.kind === "words") withLine(shaded.firstElementChild as HTMLElement);
       row.replaceChildren(
         h("h2", {}, `Where ${nameOf(tokens.query, i)} looks`),
-        shadedText(context, weights, tokens.key, own, j),
+        shaded,
         rowBars(context, weights, tokens.key, norms),
         ...(next ? [h("h2", {}, "The model expects next"), next] : []),
         h("p", { class: "help" }, scene.note, tokens.key?.[0] === "⊢" ? `. ${words.beginning}` : ""),
