@@ -430,6 +430,18 @@ def test_look_saves_what_is_asked_for(run, tmp_path):
     assert (tmp_path / "two.svg").read_bytes().startswith(b"<svg")
 
 
+def test_look_at_weights_in_a_file(run, tmp_path):
+    """As `--save` writes them of weights, and others may."""
+    weights, saved = np.tril(np.ones((2, 4, 4))) / np.arange(1, 5)[:, None], tmp_path / "weights.npz"
+    np.savez(saved, weights=weights, tokens=list("abca"))
+    text = good(run("look", "--arrays", saved, "--terminal", "--save", tmp_path / "again.npz"))
+    assert "4 tokens, 1 layer of 2 heads" in text
+    np.testing.assert_allclose(np.load(tmp_path / "again.npz")["weights"], weights, atol=1e-6)
+    assert run("look", "--arrays", saved, "--causal") == (
+        2, "", "regard: error: --causal and --window go with queries and keys: weights follow their rules already\n",
+    )  # fmt: skip
+
+
 def test_look_writes_nothing_unless_told(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     good(run("look", "a", "--terminal"))

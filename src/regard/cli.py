@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="FILE",
         help="look at arrays instead: .npy files of query and key, and value if there is one, or one .npz or "
-        ".safetensors with these (or q, k, v), and perhaps lse, tokens and key_tokens",
+        ".safetensors with these (or q, k, v) or with weights, and perhaps lse, tokens and key_tokens",
     )
     look.add_argument("--causal", action="store_true", help="of arrays: let a query see only the keys up to itself")
     look.add_argument(

@@ -18,10 +18,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OPERANDS = ("query", "key", "value")
 
 
-def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[str, Array]:
+def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS, instead: str | None = None) -> dict[str, Array]:
     """Read query, key and value from files, and any other array, by name.
 
-    needed: the required names. Raises ValueError for files that cannot be read, or lack them.
+    needed: the required names, instead: a name that stands for all of them. Raises ValueError for files that cannot be
+    read, or lack them.
     """
     if [path.suffix for path in paths] == [".npy"] * len(paths) and len(needed) <= len(paths) <= len(OPERANDS):
         loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
@@ -33,7 +34,7 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
     found = _read(path, _npz if path.suffix == ".npz" else _safetensors)
     named = {name[0]: name for name in OPERANDS}
     arrays = {named.get(name, name): x for name, x in found.items()} if "query" not in found else found
-    if not set(needed) <= arrays.keys():
+    if instead not in arrays and not set(needed) <= arrays.keys():
         full, short = (f"{', '.join(names[:-1])} and {names[-1]}" for names in (needed, [name[0] for name in needed]))
         raise ValueError(f"{path} must hold arrays {full} (or {short}), got {', '.join(found) or 'none'}")
     return arrays

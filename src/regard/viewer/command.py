@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from rich.console import Console
 
@@ -10,6 +11,7 @@ from regard.interpret import inputs
 from regard.rules import Mask
 from regard.viewer.scene import sources, words
 from regard.viewer.scene.scenes import Scene
+from regard.viewer.scene.weights import weights
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.links import VIEWS, fragment
@@ -81,21 +83,23 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     if arguments.model is not None:
         return sources.captured(inputs.model(arguments.model, text, progress, arguments.dtype), kind="model")
     if arguments.arrays is not None:
-        found = inputs.operands(arguments.arrays, needed=("query", "key"))
-        return [
-            sources.arrays(
-                found["query"],
-                found["key"],
-                found.get("value"),
-                lse=found.get("lse"),
-                tokens=None if "tokens" not in found else [str(token) for token in found["tokens"]],
-                key_tokens=None if "key_tokens" not in found else [str(token) for token in found["key_tokens"]],
-                name=", ".join(path.name for path in arguments.arrays),
-                causal=arguments.causal,
-                mask=mask,
-            )
-        ]
+        return [_of_arrays(arguments, mask)]
     return [sources.example(sources.Settings() if text is None else sources.Settings(text), progress=progress)]
+
+
+def _of_arrays(arguments: Namespace, mask: Mask | None) -> Scene:
+    """Return the scene of queries and keys in files, or of weights."""
+    found = inputs.operands(arguments.arrays, needed=("query", "key"), instead="weights")
+    named: dict[str, Any] = {
+        name: [str(token) for token in found[name]] for name in ("tokens", "key_tokens") if name in found
+    }
+    named["name"] = ", ".join(path.name for path in arguments.arrays)
+    if "query" in found:
+        options: dict[str, Any] = {"lse": found.get("lse"), "causal": arguments.causal, "mask": mask}
+        return sources.arrays(found["query"], found["key"], found.get("value"), **named, **options)
+    if arguments.causal or mask is not None:
+        raise ValueError("--causal and --window go with queries and keys: weights follow their rules already")
+    return weights(found["weights"], **named)
 
 
 def _text(arguments: Namespace) -> str | None:
