@@ -27,7 +27,7 @@ OF_SCENE = (
     "heads", "finding", "tour", "tokens", "tokens?axis=query&start=1&stop=3", "tokens?axis=x", "tokens?start=x", "page",
     "ablations", "ablations?how=mean", "ablations?how=x", "token/0", "token/3", "token/9999",
 )  # fmt: skip
-OF_LAYER = ("thumbs/{0}", "thumbs/{0}?size=16&kind=max", "thumbs/{0}?size=1000", "thumbs/{0}?kind=sum")
+OF_LAYER = ("claims/{0}", "thumbs/{0}", "thumbs/{0}?size=16&kind=max", "thumbs/{0}?size=1000", "thumbs/{0}?kind=sum")
 OF_HEAD = (
     "map/{0}/{1}", "tile/{0}/{1}/0/0/0", "tile/{0}/{1}/1/1/0?kind=max", "tile/{0}/{1}/2/2/1?kind=mass",
     "tile/{0}/{1}/0/0/0?kind=x", "tile/{0}/{1}/9/0/0", "values/{0}/{1}?rows=1:4&cols=0:3", "values/{0}/{1}",

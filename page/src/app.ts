@@ -239,7 +239,7 @@ export class App {
   private async find(state: State): Promise<void> {
     const name = this.nameOf(state);
     if (!free(state) || this.findings.has(name)) return;
-    const none = { layer: 0, head: 0, why: "", how: "" };
+    const none = { layer: 0, head: 0, i: -1, how: "" };
     this.findings.set(name, await this.data.finding(name).catch(() => none));
   }
 

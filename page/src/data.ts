@@ -132,15 +132,21 @@ export interface Stage {
   labels?: string[];
 }
 
-/** What a scene is opened on: a head, why, and how sure that is. */
+/** What a scene is opened on: a head, a query or −1 for the last, and how sure that is. */
 export interface Finding {
   layer: number;
   head: number;
-  why: string;
+  i: number;
   how: string;
-  /** The query and the key to mark, where the scene names them. */
-  i?: number;
+  /** The key to mark and the reason, where the scene names them. */
   j?: number;
+  why?: string;
+}
+
+/** What is said of a shape in a head's map: a pattern of `Words`, and what fills it in. */
+export interface Told {
+  name: keyof Words["claims"];
+  parts: Record<string, string>;
 }
 
 export interface TourStep {
@@ -168,9 +174,23 @@ export interface Words {
   more: [string, string];
   /** The words for {sum}: without a learned sink, and with one. */
   sums: [string, string];
-  patterns: Record<"last" | "other" | "repeats" | "expects" | "unseen", string>;
-  /** Why a head is shown first. */
-  findings: Record<"induction" | "perhaps" | "concentrated" | "nothing" | "none", string>;
+  patterns: Record<"last" | "other" | "aside" | "resting" | "repeats" | "expects" | "unseen", string>;
+  /** What is said of the shapes in a head's map. */
+  claims: Record<
+    | ("sink" | "learned" | "column" | "previous" | "current" | "next" | "back")
+    | ("induction" | "duplicate" | "even" | "heaviest" | "hidden"),
+    string
+  >;
+  /** The same in a few letters, of shapes that are no kind. */
+  short: Partial<Record<keyof Words["claims"], string>>;
+  /** The words for {shade}: on a scale from light to dark, and from dark to light. */
+  shades: [string, string];
+  /** The words for {a}: of the first column or line, and of another. */
+  articles: [string, string];
+  /** The words for {its}: with no other claim before it, and with one. */
+  heaviest: [string, string];
+  /** The words for {others}: with a causal mask, without one, and in cross-attention. */
+  others: [string, string, string];
   glossary: { name: string; meaning: string; plain: string }[];
   kinds: { name: string; meaning: string; definition: string }[];
   tentative: string;
@@ -296,6 +316,11 @@ export class Data {
 
   finding(scene: string): Promise<Finding> {
     return this.json(path(scene, "finding"));
+  }
+
+  /** What is said of the map of each head in a layer. */
+  async claims(scene: string, layer: number): Promise<Told[][]> {
+    return (await this.json<{ heads: Told[][] }>(path(scene, `claims/${layer}`))).heads;
   }
 
   async tour(scene: string): Promise<TourStep[]> {

@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
 
-import type { Scene, Words } from "../src/data";
+import type { Scene, Told, Words } from "../src/data";
 import { measures, normals, softmax } from "../src/numbers/softmax";
-import { expects, looks, runBefore } from "../src/parts/sentences";
+import { expects, looks, runBefore, saysOf, shortOf } from "../src/parts/sentences";
 import { filled, lineOf } from "../src/parts/terms";
 
 const words = {
@@ -15,7 +15,15 @@ const words = {
     repeats: ", which followed an earlier {after}",
     expects: "The model expects next: {tokens}.",
     unseen: "Token {query} sees no key.",
+    aside: "Elsewhere at {key} (weight {weight}){repeats}.",
+    resting: "The learned sink takes {share}.",
   },
+  claims: { sink: "{a} {shade} column is {key}.", heaviest: "{its} go to {from}." },
+  short: { heaviest: "→ {key} {share}" },
+  shades: ["dark", "bright"],
+  articles: ["The", "Another"],
+  heaviest: ["Weights", "Other weights"],
+  others: ["later", "other", "queries"],
 } as unknown as Words;
 const scene = { prefix: 1, layers: [{ n_q: 6 }], following: [{ token: "\n", probability: 0.25 }] } as unknown as Scene;
 
@@ -27,7 +35,31 @@ describe("sentences", () => {
       "The last token, 5 “c”, looks most at 3 “a” (weight 0.75), which followed an earlier “abc”.",
     );
     expect(looks(words, scene, new Float32Array(6), 2, null)).toBe("Token 2 sees no key.");
-    expect(looks(words, scene, row, 2, null)).toBe("Token 2 looks most at 3 (weight 0.75).");
+    expect(looks(words, scene, row, 1, null)).toBe("Token 1 looks most at 3 (weight 0.75).");
+  });
+
+  it("say where a row looks besides what lists leave aside, and what a learned sink takes", () => {
+    const row = Float32Array.from([0.625, 0.25, 0, 0.125, NaN]);
+    expect(looks(words, scene, row, 3, null)).toBe(
+      "Token 3 looks most at 0 (weight 0.63). Elsewhere at 1 (weight 0.25).",
+    );
+    expect(looks(words, scene, row, 3, null, false)).toBe("Token 3 looks most at 0 (weight 0.63).");
+    const little = row.map((weight) => weight / 8);
+    expect(looks(words, scene, little, 3, null)).toBe(
+      "Token 3 looks most at 0 (weight 0.08). The learned sink takes 0.88.",
+    );
+  });
+
+  it("fill in what is said of a map, in the words of its scale", () => {
+    const claims: Told[] = [
+      { name: "sink", parts: { a: "The", key: "“{a}”" } },
+      { name: "heaviest", parts: { its: "Other weights", from: "“b” (0.5 from “c”)", key: "“b”", share: "0.50" } },
+    ];
+    expect(saysOf(claims, words, false)).toBe("The dark column is “{a}”. Other weights go to “b” (0.5 from “c”).");
+    expect(saysOf(claims, words, true)).toContain("The bright column");
+    expect(shortOf(claims, words)).toBe("");
+    expect(shortOf(claims.slice(1), words)).toBe("→ “b” 0.50");
+    expect(shortOf([], words)).toBe("");
   });
 
   it("name runs from a length on", () => {

@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from in_browser import AXE, READY, Tab, weights
+from regard.viewer.data import sentences
 from regard.viewer.show.colour import ramp
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
@@ -327,11 +328,11 @@ def test_the_page_opens_on_a_finding(tab: Tab) -> None:
     page.wait_for_selector(".overview .gridhead.current canvas")
     page.wait_for_selector(".overview .readout output")
     assert (hash_of(page)["layer"], hash_of(page)["head"]) == ("2", "2")
-    told = tab.viewer.answers.get("example/finding").content
+    told = tab.viewer.answers.get("example/claims/2").content["heads"][2]
     said = page.locator(".finding").inner_text()
     row = tab.viewer.answers.get("example/row/2/2/53").content
     key = int(np.nanargmax(row))
-    assert said.startswith(told["why"])
+    assert said.startswith(f"L2 H2: {sentences.says(told)}")
     assert f"The last token, 53 “r”, looks most at {key} “i” (weight {row[key]:.2f})" in said
     assert "which followed an earlier “·Otokar·Br”" in said
     assert "The model expects next: “i” 98.3%" in said
@@ -345,8 +346,9 @@ def test_page_and_terminal_say_the_same(tab: Tab, scene: str) -> None:
 
     data = look_data(tab.viewer.answers.scenes[scene])
     page = tab.open(f"scene={scene}")
-    for layer, head in dict.fromkeys((data.picked[:2], (0, 0), (0, 1))):
-        if (layer, head) != data.picked[:2]:
+    first = data.choose()
+    for layer, head in dict.fromkeys(((first.layer, first.head), (0, 0), (0, 1))):
+        if (layer, head) != (first.layer, first.head):
             tab.turn(f"scene={scene}&layer={layer}&head={head}", READY["overview"])
         said = data.says(data.choose(layer, head))
         assert len(said) == (3 if scene == "example" else 2)

@@ -15,8 +15,9 @@ from regard.cli import main
 from regard.viewer.data import finding, sentences
 from regard.viewer.data.dots import mean_variances
 from regard.viewer.data.finding import Candidate, pick, row_sentence
-from regard.viewer.data.scores import KINDS, estimated_scores, layer_scores
-from regard.viewer.data.summary import look_data
+from regard.viewer.data.outlines import Outline, Pair
+from regard.viewer.data.scores import KINDS, estimates, layer_scores
+from regard.viewer.data.summary import Choice, look_data
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import links
@@ -42,38 +43,51 @@ def answered(scene: Scene, path: str, **query: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("candidates", "place", "by_induction"),
+    ("candidates", "place"),
     [
-        ([Candidate(0, 0, 0.1, 0.0, 0.1), Candidate(2, 1, 0.6, 0.9, 0.9)], (2, 1), True),
-        ([Candidate(0, 0, 0.24, 0.0, 0.8), Candidate(1, 1, 0.1, 0.0, 0.3)], (1, 1), False),  # none is notable
-        ([Candidate(0, 0, NAN, 0.0, 0.8), Candidate(1, 1, NAN, NAN, 0.3)], (1, 1), False),
-        ([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.1, 0.1, 0.9)], (0, 1), False),  # a sink says little
-        ([Candidate(0, 0, 0.1, 0.9, 0.2), Candidate(0, 1, 0.1, 0.8, 0.1)], (0, 1), False),  # unless all are
-        ([Candidate(0, 0, NAN, 0.0, NAN), Candidate(0, 1, NAN, 0.0, 0.9)], (0, 1), False),
+        ([Candidate(0, 0, 0.1, 0.0, 0.1), Candidate(2, 1, 0.6, 0.9, 0.9)], (2, 1)),
+        ([Candidate(0, 0, 0.24, 0.0, 0.8), Candidate(1, 1, 0.1, 0.0, 0.3)], (1, 1)),  # none is notable
+        ([Candidate(0, 0, NAN, 0.0, 0.8), Candidate(1, 1, NAN, NAN, 0.3)], (1, 1)),
+        ([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.1, 0.1, 0.9)], (0, 1)),  # a sink says little
+        ([Candidate(0, 0, 0.1, 0.9, 0.2), Candidate(0, 1, 0.1, 0.8, 0.1)], (0, 1)),  # unless all are
+        ([Candidate(0, 0, NAN, 0.0, NAN), Candidate(0, 1, NAN, 0.0, 0.9)], (0, 1)),
     ],
 )
-def test_the_head_of_a_finding(candidates: list[Candidate], place: tuple[int, int], by_induction: bool) -> None:
-    found = pick(candidates)
-    assert (found.layer, found.head) == place
-    assert found.by_induction is by_induction
+def test_the_head_of_a_finding_without_words(candidates: list[Candidate], place: tuple[int, int]) -> None:
+    assert pick(candidates) == (*place, -1)
+
+
+def test_a_text_of_words_opens_where_few_heads_look_far() -> None:
+    """Four heads look at the article, one at the noun: a lighter weight, but rarer."""
+    candidates = [Candidate(0, head, 0.9, 0.0, 0.1) for head in range(5)]
+    article, noun = Outline((), (Pair(7, 4, 0.9),), (4,)), Outline((), (Pair(7, 1, 0.8), Pair(5, 4, 0.5)), (1, 4))
+    outlines = {(0, head): noun if head == 3 else article for head in range(5)}
+    assert pick(candidates, outlines) == (0, 3, 7)
+    assert pick(candidates[:3], outlines) == (0, 0, 7)  # of the heads that are left
+    weak = {(0, 0): Outline((), (Pair(7, 1, 0.2),))}
+    assert pick(candidates, weak) == (0, 0, -1)
 
 
 def test_the_example_opens_on_its_induction_head() -> None:
     scene = example(Settings())
     found = answered(scene, "{}/finding")
-    assert (found["layer"], found["head"], found["how"]) == (2, 2, "")
-    assert (
-        found["why"]
-        == "L2 H2 is an induction head: of a repeated token's weight, 0.58 goes to what followed it before."
-    )
+    assert found == {"layer": 2, "head": 2, "i": -1, "how": ""}
     data = look_data(scene)
     choice = data.choose()
-    assert (choice.layer, choice.head) == (2, 2)
+    assert (choice.layer, choice.head, choice.token) == (2, 2, 53)
     assert data.says(choice) == (
-        found["why"],
+        "L2 H2: The dark column is a first-token sink: “⊢” takes 0.86 of the weight. The short line is induction: of a "
+        "repeated token's weight, 0.58 goes to what followed it before.",
         "The last token, 53 “r”, looks most at 25 “i” (weight 0.44), which followed an earlier “·Otokar·Br”.",
         "The model expects next: “i” 98.3%.",
     )
+
+
+def test_what_is_expected_next_is_not_said_of_another_token() -> None:
+    data = look_data(example(Settings()))
+    said = data.says(data.choose(2, 2, 20))
+    assert len(said) == 2
+    assert "expects" not in " ".join(said)
 
 
 @pytest.mark.parametrize("given", [None, *GIVEN], ids=["example", *GIVEN])
@@ -91,12 +105,13 @@ def test_terminal_and_picture_say_what_the_page_says(
     texts = ElementTree.parse("x.svg").iter("{http://www.w3.org/2000/svg}text")
     drawn = " ".join("".join(text.itertext()) for text in texts)
     data = look_data(scene)
-    said = data.says(data.choose())
-    assert said[0] == answered(scene, "{}/finding")["why"]
+    choice, last = data.choose(), data.choose(token=-1)
+    said = data.says(last, "dense")
+    assert sentences.says(answered(scene, f"{{}}/claims/{choice.layer}")["heads"][choice.head]) in data.says(choice)[0]
     assert len(said) == (3 if given is None else 2)
     for sentence in (*said, sentences.CAVEAT):
         assert sentence in printed
-        assert sentence in drawn
+        assert sentence.replace("dense column", "dark column") in drawn
     assert sentences.view("heads", "denser") in printed
     assert sentences.view("map") in drawn
     if given == "arrays":  # a token without text is its number, once
@@ -119,35 +134,28 @@ def test_the_terminal_names_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scene", "reason"),
+    "scene",
     [
-        (example(Settings("abcdef")), "Nothing repeats in this text, which induction needs, so here is"),
-        (arrays(*RNG.standard_normal((2, 3, 40, 8)), causal=True), "These arrays come without tokens, so here is"),
-        (
-            arrays(RNG.standard_normal((2, 9, 8)), RNG.standard_normal((2, 40, 8))),
-            "Queries and keys are of different sequences, so here is",
-        ),
-        (
-            arrays(*RNG.standard_normal((2, 2, 40, 8)), causal=True, tokens=[*"abcdefghijklmnopqrst"] * 2),
-            "No head shows induction (the highest score is 0.",
-        ),
+        example(Settings("abcdef")),
+        arrays(*RNG.standard_normal((2, 3, 40, 8)), causal=True),
+        arrays(RNG.standard_normal((2, 9, 8)), RNG.standard_normal((2, 40, 8))),
+        arrays(*RNG.standard_normal((2, 2, 40, 8)), causal=True, tokens=[*"abcdefghijklmnopqrst"] * 2),
     ],
     ids=["nothing repeats", "arrays", "cross", "no induction"],
 )
-def test_without_induction_the_most_concentrated_head(scene: Scene, reason: str) -> None:
+def test_without_words_and_induction_the_most_concentrated_head(scene: Scene) -> None:
     found = answered(scene, "{}/finding")
-    assert found["why"].startswith(reason)
-    assert look_data(scene).says(look_data(scene).choose())[0] == found["why"]
     of = [x for number in range(len(scene.layers)) for x in layer_scores(scene, number) if not x.sink >= 0.5]
     least = min(of, key=lambda x: x.normalized_entropy)
-    assert (found["layer"], found["head"]) == (least.layer, least.head)
+    assert (found["layer"], found["head"], found["i"]) == (least.layer, least.head, -1)
+    assert look_data(scene).choose() == Choice(least.layer, least.head, scene.layers[0].problem.n_q - 1)
 
 
 def test_all_rows_estimate_the_scores_themselves() -> None:
     scene = example(Settings("One two three. One two three."))
     for number in range(3):
         n = scene.layers[number].problem.n_q
-        for one, other in zip(estimated_scores(scene, number, n), layer_scores(scene, number), strict=True):
+        for (one, _), other in zip(estimates(scene, number, n), layer_scores(scene, number), strict=True):
             assert one.scores == pytest.approx(other.scores, abs=1e-5)
             assert one.normalized_entropy == pytest.approx(other.normalized_entropy, abs=1e-5)
 
@@ -163,13 +171,26 @@ def test_a_row_that_sees_nothing() -> None:
     assert row_sentence(np.full(4, np.nan), 2, 4, (), ()).text == "Token 2 sees no key."
 
 
+def test_a_row_that_rests_says_where_else_it_looks() -> None:
+    row = np.array([0.6, 0.3, 0.02, 0.08, np.nan])
+    said = row_sentence(row, 3, 5, (), ()).text
+    assert said == (
+        "Token 3 looks most at 0 (weight 0.60). Leaving aside the first token, itself and its neighbours, it looks "
+        "most at 1 (weight 0.30)."
+    )
+    assert row_sentence(row, 3, 5, (), (), same=False).text == "Token 3 looks most at 0 (weight 0.60)."
+    assert row_sentence(row / 4, 3, 5, (), (), same=False).text.endswith("The learned sink takes 0.75 of its weight.")
+
+
 def test_words_name_every_view_and_term() -> None:
     words = answered(example(Settings("to be")), "words")
     app = (Path(__file__).parents[2] / "page" / "src" / "app.ts").read_text("utf-8")
     views = re.findall(r"^  (\w+): \[\"", app[app.index("const VIEWS") :], re.MULTILINE)
     assert "overview" in views
     assert set(words["views"]) == set(views) == set(links.VIEWS)
-    assert set(words["patterns"]) == {"last", "other", "repeats", "expects", "unseen"}
+    assert set(words["patterns"]) == {
+        "last", "other", "aside", "resting", "repeats", "expects", "unseen",
+    }  # fmt: skip
     assert [kind["name"] for kind in words["kinds"]] == [kind.name for kind in KINDS]
     assert {kind.name for kind in KINDS} == set(regard.insight.KINDS)
     names = [term["name"] for term in words["glossary"]]

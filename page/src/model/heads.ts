@@ -1,7 +1,6 @@
 /** Statistics of heads, as `regard.insight` defines them, and profiles along a text, from rows of weights. */
 
-import { filled } from "../parts/terms";
-import type { Finding, HeadRow, NamedKind, Profile, Words } from "../data";
+import type { Finding, HeadRow, NamedKind, Profile } from "../data";
 
 export const KINDS = [
   "previous token",
@@ -13,12 +12,12 @@ export const KINDS = [
 ];
 
 /** The score from which a head is called by its kind, and that from which the kind is certain. */
-const NOTABLE = 0.25;
+export const NOTABLE = 0.25;
 const CLEAR = 0.5;
 
-const DISTANCES = [2, 3, 4, 5];
+export const DISTANCES = [2, 3, 4, 5];
 /** Rows that a distance must have. */
-const LEAST_ROWS = 8;
+export const LEAST_ROWS = 8;
 
 /** What is summed over the rows of one head; NaN where a score has no meaning. */
 export interface Summary {
@@ -178,24 +177,14 @@ export function headRow(layer: number, head: number, summary: Summary): HeadRow 
 }
 
 /** The head to open on: the strongest induction head, or else the one with the most concentrated weights. */
-export function findingOf(rows: readonly HeadRow[], findings: Words["findings"]): Finding {
-  const name = ({ layer, head }: HeadRow): string => `L${layer} H${head}`;
+export function findingOf(rows: readonly HeadRow[]): Finding {
   const score = (row: HeadRow, of: string): number => row.scores[of] ?? -1;
   const best = rows.reduce((one, other) => (score(other, "induction") > score(one, "induction") ? other : one));
-  const highest = score(best, "induction");
-  if (highest >= NOTABLE) {
-    const why = filled(highest >= CLEAR ? findings.induction : findings.perhaps, {
-      name: name(best),
-      score: highest.toFixed(2),
-    });
-    return { layer: best.layer, head: best.head, why, how: "" };
-  }
   const free = rows.filter((row) => !(score(row, "first-token sink") >= CLEAR));
   const evenness = (row: HeadRow): number => row.scores["normalized entropy"] ?? Infinity;
   const least = (free.length ? free : rows).reduce((one, other) => (evenness(other) < evenness(one) ? other : one));
-  const reason = highest < 0 ? findings.nothing : filled(findings.none, { score: highest.toFixed(2) });
-  const why = filled(findings.concentrated, { why: reason, name: name(least), score: evenness(least).toFixed(2) });
-  return { layer: least.layer, head: least.head, why, how: "" };
+  const { layer, head } = score(best, "induction") >= NOTABLE ? best : least;
+  return { layer, head, i: -1, how: "" };
 }
 
 /** The induction score of a causal head that attends evenly. */

@@ -1,10 +1,9 @@
-/** What is said first of a head and a token: why it is shown, where the token looks, what is expected next. */
+/** What is said first of a head and a token: what the eye sees, where the token looks, what is expected next. */
 
-import type { Finding, HeadRow, Scene, Words } from "../data";
-import { headAt, headName, type Context } from "../views/view";
-import { kindsOf } from "./headgrid";
-import { expects, looks } from "./sentences";
-import { definitionOf } from "./terms";
+import type { Scene } from "../data";
+import type { ScaleName } from "../numbers/colour";
+import { headAt, headName, layerOf, sameTokens, type Context } from "../views/view";
+import { expects, looks, saysOf } from "./sentences";
 
 /** Pairs in all heads up to which kinds are measured without being asked for: some ten seconds of work. */
 const LONG = 2 ** 33;
@@ -18,31 +17,33 @@ export function areMeasured({ data, store, scene }: Context): boolean {
   return data.source.kind === "file" || pairsOf(scene) <= LONG || data.measured.has(store.state.scene);
 }
 
-/** The sentence on a head: its finding if the scene opens on it, else its kinds. */
-function ofHead(scene: Scene, words: Words, finding: Finding, layer: number, head: number, row?: HeadRow): string {
-  if (finding.layer === layer && finding.head === head) return `${finding.why}${finding.how ? ` ${finding.how}` : ""}`;
-  const name = headName(scene, layer, head);
-  const kind = row?.kinds[0];
-  return `${name}: ${row && kind ? `${kindsOf(row)}. ${definitionOf(kind.kind, words)}` : "no notable kind."}`;
-}
-
-/** The sentences on the chosen head, and on query i whose weights are given. */
+/** The sentences on the chosen head, and on query i whose weights are given; of the last, what follows it. */
 export async function sayings(
   context: Context,
   weights: Float32Array,
   i: number,
   tokens: { query: readonly string[] | null; key: readonly string[] | null },
-  kinds: readonly HeadRow[],
+  scale: ScaleName,
 ): Promise<string[]> {
   const { data, store, scene, words } = context;
   const { layer, head } = headAt(store.state);
-  const finding = await data.finding(store.state.scene);
-  if (finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
-  const row = kinds.find((one) => one.layer === layer && one.head === head);
+  const [claims, finding] = await Promise.all([
+    data.claims(store.state.scene, layer),
+    data.finding(store.state.scene),
+  ]);
+  if (finding.why && finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
   const { query, key } = tokens;
   return [
-    ofHead(scene, words, finding, layer, head, row),
-    looks(words, scene, weights, i, query && key ? { query, key } : null),
-    expects(words, scene),
+    `${headName(scene, layer, head)}: ${saysOf(claims[head], words, scale !== "ink")}`,
+    finding.how,
+    looks(words, scene, weights, i, query && key ? { query, key } : null, sameTokens(scene.layers[layer])),
+    isLast(context, i) ? expects(words, scene) : "",
   ].filter(Boolean);
 }
+
+/** Whether what the model expects next follows query i. */
+export const isLast = (context: Context, i: number): boolean => i === layerOf(context).n_q - 1;
+
+/** What stands above what the model expects next, beside query i. */
+export const expectsTitle = (context: Context, i: number): string =>
+  isLast(context, i) ? "The model expects next" : "After the last token, the model expects";

@@ -1,10 +1,11 @@
 /** A head as a card: its picture, its kinds, and its score where heads are sorted by one. */
 
-import type { Column, HeadRow } from "../data";
+import type { Column, HeadRow, Told } from "../data";
 import { h } from "../dom";
 import { figure } from "../numbers/format";
-import { headName, type Context } from "../views/view";
+import { headName, scaleName, type Context } from "../views/view";
 import { kindsOf } from "./headgrid";
+import { saysOf, shortOf } from "./sentences";
 import { definitionOf } from "./terms";
 
 /** A column that heads are sorted by, and the end of its scale. */
@@ -26,6 +27,18 @@ const kindLines = (row: HeadRow): HTMLElement[] =>
       h("b", {}, score.toFixed(2)),
     ),
   );
+
+/** What a head of no kind does on this text, once it is known. */
+function claimLine(context: Context, { layer, head }: HeadRow): HTMLElement {
+  const { data, store, words } = context;
+  const line = h("span", { class: "kind claim" });
+  const say = (heads: Told[][]): void => {
+    line.textContent = shortOf(heads[head], words);
+    line.title = saysOf(heads[head], words, scaleName(store.state) !== "ink");
+  };
+  data.claims(store.state.scene, layer).then(say, context.fail);
+  return line;
+}
 
 function scoreBar(row: HeadRow, { column, high }: Sorted): HTMLElement {
   const score = row.scores[column.name];
@@ -54,7 +67,7 @@ export function headCard(context: Context, row: HeadRow, picture: HTMLElement, s
     },
     picture,
     h("span", { class: "name" }, headName(scene, row.layer, row.head)),
-    ...kindLines(row),
+    ...(row.kinds.length ? kindLines(row) : [claimLine(context, row)]),
     sorted && scoreBar(row, sorted),
   );
 }

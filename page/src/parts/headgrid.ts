@@ -1,9 +1,10 @@
 /** Every head as a small picture in rows of layers, to choose one. */
 
-import type { HeadRow } from "../data";
+import type { HeadRow, Told } from "../data";
 import { h, reveal } from "../dom";
 import { headName, scaleName, type Context } from "../views/view";
 import { keepEven } from "./evenrows";
+import { saysOf } from "./sentences";
 import { definitionOf } from "./terms";
 import { headPixels, sinkFirst, thumb } from "./thumb";
 
@@ -27,10 +28,24 @@ export const kindsOf = (row: HeadRow): string =>
 export const labelOf = ({ kinds: [kind] }: HeadRow, number: number, written: boolean): string =>
   written && kind ? `${kind.name}${kind.tentative ? "?" : ""}` : `H${number}`;
 
+/** Says at its button what a head of no kind does on this text. */
+function tellClaims(context: Context, { layer, head }: HeadRow, button: HTMLElement): void {
+  const { data, store, scene, words } = context;
+  const say = (heads: Told[][]): void => {
+    const said = `${headName(scene, layer, head)}: ${saysOf(heads[head], words, scaleName(store.state) !== "ink")}`;
+    button.setAttribute("aria-label", said);
+    button.title = said;
+  };
+  data.claims(store.state.scene, layer).then(say, context.fail);
+}
+
 /** Names the kinds of a head at its button, in writing where there is room. */
 function tellKinds(context: Context, row: HeadRow, button: HTMLElement, written: boolean): void {
   const [kind] = row.kinds;
-  if (!kind) return;
+  if (!kind) {
+    tellClaims(context, row, button);
+    return;
+  }
   const name = `${headName(context.scene, row.layer, row.head)}: ${kindsOf(row)}`;
   button.setAttribute("aria-label", name);
   button.title = `${name}\n${definitionOf(kind.kind, context.words)}`;

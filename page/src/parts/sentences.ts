@@ -1,8 +1,11 @@
 /** What is said of a row, filled into the patterns that the terminal uses too. */
 
-import type { Scene, Words } from "../data";
+import type { Scene, Told, Words } from "../data";
 import { count, printable } from "../numbers/format";
 import { filled } from "./terms";
+
+/** The weight from which a second key, or a learned sink, is worth a sentence. */
+const WORTH = 0.05;
 
 const LONGEST_RUN = 24;
 const LONGEST_TOKEN = 24;
@@ -31,27 +34,49 @@ export function runBefore(
   return length >= least ? queries.slice(i - length + 1, i + 1).join("") : "";
 }
 
-/** Where query i looks most. */
+const peakOf = (row: Float32Array, leaves: (j: number) => boolean): number =>
+  row.reduce((best, weight, j) => (weight > (best < 0 ? 0 : row[best]) && !leaves(j) ? j : best), -1);
+
+/** Where query i looks most. `same`: query i and key i are the same token. */
 export function looks(
   words: Words,
   scene: Scene,
   row: Float32Array,
   i: number,
   tokens: { query: readonly string[]; key: readonly string[] } | null,
+  same = true,
 ): string {
-  let j = -1;
-  row.forEach((weight, at) => weight > (j < 0 ? 0 : row[j]) && (j = at));
   const query = nameOf(tokens && tokens.query, i);
   const { patterns } = words;
+  const said = (pattern: string, j: number): string => {
+    const after = tokens ? runBefore(tokens.query, tokens.key, i, j, scene.prefix) : "";
+    return filled(pattern, {
+      query,
+      key: nameOf(tokens && tokens.key, j),
+      weight: row[j].toFixed(2),
+      repeats: after ? filled(patterns.repeats, { after: quoted(after) }) : "",
+    });
+  };
+  const j = peakOf(row, () => false);
   if (j < 0) return filled(patterns.unseen, { query });
-  const after = tokens ? runBefore(tokens.query, tokens.key, i, j, scene.prefix) : "";
-  return filled(i === scene.layers[0].n_q - 1 ? patterns.last : patterns.other, {
-    query,
-    key: nameOf(tokens && tokens.key, j),
-    weight: row[j].toFixed(2),
-    repeats: after ? filled(patterns.repeats, { after: quoted(after) }) : "",
-  });
+  const text = [said(i === scene.layers[0].n_q - 1 ? patterns.last : patterns.other, j)];
+  const left = (t: number): boolean => t === 0 || Math.abs(t - i) <= 1;
+  const other = same && left(j) ? peakOf(row, left) : -1;
+  if (other >= 0 && row[other] >= WORTH) text.push(said(patterns.aside, other));
+  const rest = 1 - row.reduce((sum, weight) => sum + (weight || 0), 0);
+  if (rest > Math.max(WORTH, row[j])) text.push(filled(patterns.resting, { share: rest.toFixed(2) }));
+  return text.join(" ");
 }
+
+/** What is said of a head's map. `dark`: its scale goes from dark to light. */
+export const saysOf = (claims: readonly Told[], words: Words, dark: boolean): string =>
+  claims
+    .map(({ name, parts }) => filled(words.claims[name], { ...parts, shade: words.shades[dark ? 1 : 0] }))
+    .join(" ");
+
+/** The first claim in a few letters, empty if it is that of a notable kind. */
+export const shortOf = ([first]: readonly Told[], words: Words): string =>
+  first ? filled(words.short[first.name] ?? "", first.parts) : "";
 
 /** What the model expects next, with its odds; empty if that is not known. */
 export function expects(words: Words, scene: Scene): string {

@@ -1,9 +1,9 @@
 /** The overview, and one token in every head, as figures. */
 
-import type { HeadRow, TokenRow } from "../data";
+import type { TokenRow } from "../data";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, printable, shortened } from "../numbers/format";
-import { areMeasured, sayings } from "../parts/findings";
+import { expectsTitle, sayings } from "../parts/findings";
 import { HeadPicture } from "../parts/pictures";
 import { nameOf } from "../parts/sentences";
 import { headPixels } from "../parts/thumb";
@@ -53,7 +53,6 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
   const { i, j } = chosen(context);
   const weights = await data.row(at, i);
   const tokens = await rowTokens(context, weights, i, j);
-  const kinds: HeadRow[] = areMeasured(context) ? (await data.heads(store.state.scene)).rows : [];
   const drawing = new Drawing(WIDE, `Overview ${ofText(context)}: ${nameOfHead(context)}`);
   drawing.text(ROOM, 16, capital(nameOfHead(context)), { size: 13, bold: true });
   const picture = await HeadPicture.of(context, at, printedLook(store.state));
@@ -71,7 +70,7 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
   let y = drawBars(drawing, listed(weights, tokens.key), { x, y: 26, width, names: 96, mono: true });
   const following = scene.following ?? [];
   if (following.length) {
-    drawing.text(x, (y += 22), "The model expects next", { size: 13, bold: true });
+    drawing.text(x, (y += 22), expectsTitle(context, i), { size: 13, bold: true });
     const next = following.map(({ token, probability }) => ({
       name: printable(token),
       share: probability,
@@ -84,7 +83,7 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
   drawing.height = Math.max(drawing.height, end);
   const estimates = exact ? "" : " Small pictures are estimates from some of the queries.";
   drawing.caption(
-    `${(await sayings(context, weights, i, tokens, kinds)).join(" ")} Above ${nameOfHead(context)} ${ofText(context)}, below ` +
+    `${(await sayings(context, weights, i, tokens, printed(store.state))).join(" ")} Above ${nameOfHead(context)} ${ofText(context)}, below ` +
       `every head: rows are queries, columns keys; colours go ${TONES[store.state.tone]}.${estimates}`,
   );
   return drawing;

@@ -1,8 +1,9 @@
 /** Texts that are typed into a saved file which holds the example model: scenes, as the server answers about them. */
 
-import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Words } from "../data";
+import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Told, Words } from "../data";
 import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
 import { dots, encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
+import { outlineOf, told } from "../model/outlines";
 import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
 import { halfValues } from "../numbers/half";
@@ -93,7 +94,8 @@ export class TypedTexts {
       return { start, total: tokens.length, tokens: tokens.slice(start, Number(options.get("stop"))) };
     }
     if (what === "heads") return this.headsOf(run);
-    if (what === "finding") return findingOf(this.rowsOf(run), this.words.findings);
+    if (what === "finding") return findingOf(this.rowsOf(run));
+    if (what === "claims") return { heads: run.weights[layer].map((weights) => this.claims(run, weights)) };
     if (what === "map") return this.map(run.weights[layer][head]);
     if (what === "profiles") return this.summariesOf(run)[layer][head].profiles;
     if (what === "variance") return varianceOf(run.weights[layer][head]);
@@ -166,6 +168,16 @@ export class TypedTexts {
         return summaryOf(row, weights.lse, ids, this.given.prefix, causal, this.labels);
       }),
     ));
+  }
+
+  private claims({ trace, scene }: Run, weights: ComputedWeights): Told[] {
+    const n = trace.ids.length;
+    const row = rowsOf(this.model.product, weights);
+    const whole = new Float32Array(n * n);
+    for (let i = 0; i < n; i++) whole.set(row(i), i * n);
+    const { ids, causal } = trace;
+    const claims = outlineOf({ weights: whole, ids, prefix: this.given.prefix, causal });
+    return told(claims, tokensOf(ids, (scene.settings as Settings).text), causal, this.words);
   }
 
   private rowsOf(run: Run): HeadRow[] {

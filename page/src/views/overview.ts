@@ -1,13 +1,12 @@
-import type { HeadRow } from "../data";
 import { h } from "../dom";
-import { areMeasured, sayings } from "../parts/findings";
+import { areMeasured, expectsTitle, sayings } from "../parts/findings";
 import { headGrid } from "../parts/headgrid";
 import { nameOf } from "../parts/sentences";
 import { withTerms } from "../parts/terms";
 import { nextBars, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
 import { withLine } from "../parts/wordline";
 import { mapPane } from "./map";
-import { chosen, headAt, latest, touches, type MakeView } from "./view";
+import { chosen, headAt, latest, scaleName, touches, type MakeView } from "./view";
 
 /** A finding to begin with: heads, one head's map, and where one token looks. */
 export const overviewView: MakeView = (context) => {
@@ -29,8 +28,6 @@ export const overviewView: MakeView = (context) => {
       row,
     ),
   );
-  let kinds: HeadRow[] = [];
-
   const write = latest(context.fail);
   const describe = (): void =>
     write(async (current) => {
@@ -38,7 +35,7 @@ export const overviewView: MakeView = (context) => {
       const { i, j } = chosen(context);
       const [weights, norms] = await Promise.all([data.row(at, i), data.norms(at)]);
       const tokens = await rowTokens(context, weights, i, j);
-      const text = await sayings(context, weights, i, tokens, kinds);
+      const text = await sayings(context, weights, i, tokens, scaleName(store.state));
       if (!current()) return;
       said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), document.createTextNode(" ")]));
       const own = scene.layers[at.layer].cross ? null : i;
@@ -49,7 +46,7 @@ export const overviewView: MakeView = (context) => {
         h("h2", {}, `Where ${nameOf(tokens.query, i)} looks`),
         shaded,
         rowBars(context, weights, tokens.key, norms),
-        ...(next ? [h("h2", {}, "The model expects next"), next] : []),
+        ...(next ? [h("h2", {}, expectsTitle(context, i)), next] : []),
         h("p", { class: "help" }, scene.note, tokens.key?.[0] === "⊢" ? `. ${words.beginning}` : ""),
       );
     });
@@ -60,9 +57,7 @@ export const overviewView: MakeView = (context) => {
     load(async (current) => {
       const { rows } = await data.heads(store.state.scene);
       if (!current()) return;
-      kinds = rows;
       grid.tell(rows);
-      describe();
     });
   };
 

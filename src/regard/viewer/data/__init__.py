@@ -9,7 +9,8 @@
 | `matrices` | every matrix of a small head; the scores of one query before and after the mask |
 | `stages` | one query and one key, step by step |
 | `scores` | scores of heads as a table |
-| `finding` | the head to show first, with the reason; the key that a query looks at most |
+| `outlines` | the columns, diagonals and stripes of a head's map, and its heaviest weights |
+| `finding` | the head and the query to show first; the key that a query looks at most |
 | `tour` | the steps of the guided tour |
 | `sentences` | texts of the page, terminal and pictures: lines above views, a glossary, patterns |
 | `numbers` | numbers as JSON has them |

@@ -1,6 +1,8 @@
-"""A finding to begin with: the head to open on, and where its last query looks."""
+"""A finding to begin with: the head and the query to open on, and where a query looks."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from regard.interpret.heads import CLEAR, NOTABLE
 from regard.viewer.data import sentences
+from regard.viewer.data.outlines import Outline, Pair
 from regard.viewer.scene.scenes import Scene
 
 LONGEST_RUN = 24
@@ -19,6 +22,9 @@ EVERY = 2**20
 
 SAMPLED = 2**21
 """Approximate number of pairs in a sample."""
+
+WORTH = 0.05
+"""The weight from which a second key, or a learned sink, is worth a sentence."""
 
 FEWEST, MOST = 4, 64
 """Minimum and maximum number of queries of each head in a sample."""
@@ -35,35 +41,52 @@ class Candidate(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """The chosen head, and the scores that explain the choice.
-
-    by_induction: it was chosen as an induction head. highest: the largest induction score of all heads.
-    """
+    """The head to open on, and the query; −1 for the last."""
 
     layer: int
     head: int
-    by_induction: bool
-    highest: float
-    normalized_entropy: float
+    query: int = -1
 
 
-def pick(candidates: Iterable[Candidate]) -> Pick:
-    """Choose the strongest induction head, else the most concentrated head.
+def pick(candidates: Sequence[Candidate], outlines: Mapping[tuple[int, int], Outline] | None = None) -> Pick:
+    """Choose the head and the query to open on.
 
-    Heads that rest on the first token count as concentrated only if there are no others.
+    In a text of words: where the heaviest weight is between words far apart, and few other heads look there. Otherwise
+    the strongest induction head, else the most concentrated head. Heads that rest on the first token count as
+    concentrated only if there are no others.
 
-    >>> pick([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.2, 0.0, 0.5)])[:3]
-    (0, 1, False)
+    >>> pick([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.2, 0.0, 0.5)])
+    Pick(layer=0, head=1, query=-1)
     """
-    every = list(candidates)
-    scored = [x for x in every if not np.isnan(x.induction)]
+    known = outlines or {}
+    far = _farthest({(x.layer, x.head): known[x.layer, x.head] for x in candidates if (x.layer, x.head) in known})
+    if far is not None:
+        return far
+    scored = [x for x in candidates if not np.isnan(x.induction)]
     best = max(scored, key=lambda x: x.induction, default=None)
-    highest = best.induction if best else float("nan")
-    if best is not None and highest >= NOTABLE:
-        return Pick(best.layer, best.head, True, highest, best.normalized_entropy)
-    free = [x for x in every if not x.sink >= CLEAR] or every  # NaN is no sink
+    if best is not None and best.induction >= NOTABLE:
+        return Pick(best.layer, best.head)
+    free = [x for x in candidates if not x.sink >= CLEAR] or candidates  # NaN is no sink
     least = min(free, key=lambda x: np.inf if np.isnan(x.normalized_entropy) else x.normalized_entropy)
-    return Pick(least.layer, least.head, False, highest, least.normalized_entropy)
+    return Pick(least.layer, least.head)
+
+
+def _farthest(outlines: Mapping[tuple[int, int], Outline]) -> Pick | None:
+    """Return the pair of words with the largest weight × log₂(1 + distance) × log(heads / heads that look there).
+
+    None without a notable weight. The last factor leaves aside words that most heads look at, such as articles.
+    """
+    looking = Counter(key for one in outlines.values() for key in one.heavy)
+
+    def merit(pair: Pair) -> float:
+        rare = math.log((len(outlines) + 1) / (looking[pair.key] + 1))
+        return pair.weight * math.log2(1 + abs(pair.query - pair.key)) * rare
+
+    pairs = [(merit(pair), *at, pair) for at, one in outlines.items() for pair in one.far if pair.weight >= NOTABLE]
+    if not pairs:
+        return None
+    _, layer, head, pair = max(pairs, key=lambda x: (x[0], -x[1], -x[2]))
+    return Pick(layer, head, pair.query)
 
 
 def sample_rows(scene: Scene) -> int:
@@ -73,14 +96,6 @@ def sample_rows(scene: Scene) -> int:
         return scene.layers[0].problem.n_q
     keys = sum(layer.heads * layer.problem.n_k for layer in scene.layers)
     return int(np.clip(SAMPLED // keys, FEWEST, MOST))
-
-
-def why(picked: Pick, name: str, *, cross: bool, tokens: bool) -> str:
-    """Return the sentence that says why this head is shown."""
-    if picked.by_induction:
-        return sentences.induction_found(name, picked.highest)
-    reason = sentences.no_induction(picked.highest, cross=cross, tokens=tokens)
-    return sentences.concentrated(name, picked.normalized_entropy, reason)
 
 
 def run_before(queries: Sequence[str], keys: Sequence[str], i: int, j: int, least: int = 1) -> str:
@@ -115,17 +130,36 @@ class RowSentence:
 
 
 def row_sentence(
-    row: NDArray[np.floating], i: int, n_q: int, queries: Sequence[str], keys: Sequence[str], prefix: int = 1
+    row: NDArray[np.floating],
+    i: int,
+    n_q: int,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    prefix: int = 1,
+    same: bool = True,
 ) -> RowSentence:
-    """Return where query i looks most, as a sentence.
+    """Return where query i looks most, as a sentence or two.
 
-    row: its weights (n_k,), NaN where a key is hidden. prefix: tokens from which a repeated run is named.
+    row: its weights (n_k,), NaN where a key is hidden. prefix: tokens from which a repeated run is named. same: query i
+    and key i are the same token.
     """
     query = name_of(queries, i)
     seen = np.nan_to_num(row)
     if not seen.any():
         return RowSentence(-1, 0.0, sentences.unseen(query))
+
+    def looks(pattern: str, j: int) -> str:
+        after = run_before(queries, keys, i, j, prefix) if queries and keys else ""
+        return sentences.looks(pattern, query, name_of(keys, j), float(seen[j]), after)
+
     j = int(seen.argmax())
-    after = run_before(queries, keys, i, j, prefix) if queries and keys else ""
-    text = sentences.looks(query, name_of(keys, j), float(seen[j]), last=i == n_q - 1, after=after)
-    return RowSentence(j, float(seen[j]), text)
+    said = [looks("last" if i == n_q - 1 else "other", j)]
+    left = np.r_[0, max(0, i - 1) : min(len(seen), i + 2)]
+    other = np.array(seen)
+    other[left] = 0
+    if same and j in left and other.max() >= WORTH:
+        said.append(looks("aside", int(other.argmax())))
+    rest = 1 - float(seen.sum())
+    if rest > max(WORTH, float(seen[j])):
+        said.append(sentences.resting(rest))
+    return RowSentence(j, float(seen[j]), " ".join(said))

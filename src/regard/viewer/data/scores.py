@@ -12,6 +12,7 @@ from regard.insight import HeadStatistics, measure_heads
 from regard.interpret.heads import CLEAR, all_notable, notable, sampled_statistics
 from regard.runtime.threads import one_blas_thread
 from regard.viewer.data.numbers import finite
+from regard.viewer.data.outlines import MapRows, Outline, outline, words_in
 from regard.viewer.scene.scenes import SMALL, Scene, SceneLayer
 
 
@@ -126,10 +127,17 @@ def layer_scores(
     return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
 
 
-def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[HeadStatistics, ...]:
-    """Estimate `layer_scores` from `rows` evenly spaced queries of each head.
+class Estimate(NamedTuple):
+    """The scores of a head and the outline of its map, from some of its queries."""
 
-    O(rows · n) work, without a pass for lse. As many rows as there are queries give exact scores.
+    scores: HeadStatistics
+    outline: Outline
+
+
+def estimates(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[Estimate, ...]:
+    """Estimate `layer_scores`, and the outlines of maps, from `rows` evenly spaced queries of each head.
+
+    O(rows · n) work, without a pass for lse. As many rows as there are queries give exact results.
     """
     of = scene.layers[layer]
     ids, nothing = _tokens(scene, of, b)
@@ -138,12 +146,27 @@ def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[H
     positions = np.clip(some + int(of.problem.offset[0]), 0, n_k - 1)
     tokens = np.arange(n_k) if ids is None else ids
     nothing |= {name: np.nan for name in ("induction", "duplicate") if ids is None}
-    found: list[HeadStatistics] = []
+    words = words_in(scene.key_tokens) if scene.key_tokens and ids is not None else None
+    found: list[Estimate] = []
     for head in range(of.heads):
         with one_blas_thread():  # products this small take longer on several
             weights = of.head(head, b).weights_of(some)
-        found += sampled_statistics(weights[None], positions, tokens, layer=layer, prefix=scene.prefix)
-    return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
+        (one,) = sampled_statistics(weights[None], positions, tokens, layer=layer, prefix=scene.prefix)
+        sink = of.problem.sink is not None
+        seen = MapRows(
+            weights, _visible(of, weights, positions), some, None if of.cross else positions, ids, scene.prefix, sink
+        )
+        scores = replace(one, head=head, kv_head=of.kv_numbers[head], **nothing)
+        found.append(Estimate(scores, outline(seen, words)))
+    return tuple(found)
+
+
+def _visible(of: SceneLayer, weights: NDArray[np.floating], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which keys the sampled queries see; by rules other than a causal mask those with a weight."""
+    if not of.plain:
+        return np.asarray(weights > 0)
+    keys = np.arange(weights.shape[1])
+    return keys <= positions[:, None] if of.causal else np.ones(weights.shape, bool)
 
 
 def _tokens(scene: Scene, of: SceneLayer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:

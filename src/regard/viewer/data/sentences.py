@@ -1,11 +1,13 @@
 """Sentences of the page, the terminal and pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from regard.interpret.heads import CLEAR, NOTABLE
-from regard.viewer.data.scores import KINDS, NamedKind
+from regard.viewer.data.outlines import Claim, Outline
+from regard.viewer.data.scores import KINDS
 from regard.viewer.scene.labels import printable
+from regard.viewer.scene.scenes import Scene
 
 CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
 
@@ -101,55 +103,117 @@ def quoted(token: str, most: int = 24) -> str:
     return f"“{text}”" if len(text) <= most else f"“{text[: most // 2]}…{text[-(most // 2) :]}”"
 
 
-def kinds(found: Sequence[NamedKind]) -> str:
-    """Return the notable kinds of a head with their scores, as text.
-
-    >>> kinds([])
-    'no notable kind'
-    """
-    said = [f"{x.called}{'?' * x.tentative} {x.score:.2f}" for x in found]
-    return ", ".join(said) or "no notable kind"
-
-
-FINDINGS = {
-    "induction": "{name} is an induction head: of a repeated token's weight, {score} goes to what followed it before.",
-    "perhaps": "{name} is perhaps an induction head: of a repeated token's weight, {score} goes to what followed it "
+CLAIMS = {
+    "sink": "{a} {shade} column is a first-token sink: {key} takes {share} of the weight.",
+    "learned": "The learned sink takes {share} of the weight.",
+    "column": "{a} {shade} column is {key}, which takes {share} of the weight of {others}: {from}.",
+    "previous": "{a} line below the diagonal is the previous token, with {share} of the weight.",
+    "current": "The diagonal is the current token itself, with {share} of the weight.",
+    "next": "{a} line above the diagonal is the next token, with {share} of the weight.",
+    "back": "{a} line below the diagonal is {key} tokens back, with {share} of the weight.",
+    "induction": "The short line is induction: of a repeated token's weight, {share} goes to what followed it before.",
+    "duplicate": "The marks off the diagonal are copies: of a repeated token's weight, {share} goes to where it stood "
     "before.",
-    "concentrated": "{why}, so here is the head with the most concentrated weights: {name}, normalized entropy {score} "
-    "(0 is one key).",
-    "nothing": "Nothing repeats in this text, which induction needs",
-    "none": "No head shows induction (the highest score is {score})",
+    "even": "There is no column and no line: the weights are almost even (normalized entropy {share}, of at most 1).",
+    "heaviest": "{its} go to {from}.",
+    "hidden": "No query sees a key.",
 }
-"""Reasons to show a head first, which a page with the model fills in itself."""
+"""What is said of a shape in a head's map, by `outlines.Claim`.
+
+{a} is one of `ARTICLES`, {shade} one of `SHADES`, {its} one of `HEAVIEST`.
+"""
+
+SHORT = {"column": "→ {key} {share}", "heaviest": "→ {key} {share}", "next": "next {share}", "learned": "sink {share}"}
+"""The same in a few letters, for heads of no notable kind."""
+
+SHADES = ("dark", "bright")
+"""The words that may stand for {shade}: on a scale from light to dark, and from dark to light."""
+
+ARTICLES = ("The", "Another")
+"""The words that may stand for {a}: of the first column or line, and of another."""
+
+OTHERS = ("later tokens", "other tokens", "the queries")
+"""The words that may stand for {others}: with a causal mask, without one, and in cross-attention."""
+
+HEAVIEST = ("Its heaviest weights", "Its heaviest other weights")
+"""The words that may stand for {its}: with no other claim before it, and with one."""
+
+ALIKE = {"sink": "column", "column": "column", "previous": "below", "back": "below"}
+"""The claims that look alike: the second of them is "another"."""
+
+Told = Mapping[str, Any]
+"""A claim in words: its `name`, and `parts`, which fill in its pattern."""
 
 
-def induction_found(name: str, score: float) -> str:
-    """Return why this head is shown first, for the strongest induction head."""
-    return FINDINGS["induction" if score >= CLEAR else "perhaps"].format(name=name, score=f"{score:.2f}")
+def of_head(scene: Scene, outline: Outline, layer: int) -> list[Told]:
+    """Return what is said of a head's map, in words."""
+    of = scene.layers[layer]
+    others = OTHERS[2 if of.cross else 0 if of.causal else 1]
+    named = scene.query_tokens and scene.key_tokens
+    return told(outline.claims, scene.query_tokens if named else (), scene.key_tokens if named else (), others)
 
 
-def concentrated(name: str, entropy: float, why: str) -> str:
-    """Return why this head is shown first, for the most concentrated head."""
-    return FINDINGS["concentrated"].format(why=why, name=name, score=f"{entropy:.2f}")
+def told(claims: Sequence[Claim], queries: Sequence[str], keys: Sequence[str], others: str) -> list[Told]:
+    """Return claims in words.
 
-
-def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
-    """Return why no induction head is shown.
-
-    highest: the largest score of induction, NaN if it has no meaning.
+    queries, keys: their tokens, empty if there are none. others: the queries that see a key.
     """
-    if cross:
-        return "Queries and keys are of different sequences"
+    said: list[Told] = []
+    for place, claim in enumerate(claims):
+        alike = any(ALIKE.get(claim.name) == ALIKE.get(before.name, "") for before in claims[:place])
+        words = {"others": others, "its": HEAVIEST[place > 0], "a": ARTICLES[alike]}
+        said.append({"name": claim.name, "parts": _parts(claim, queries, keys) | words})
+    return said
+
+
+def _parts(claim: Claim, queries: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    by_key = {pair.key: [other for other in claim.pairs if other.key == pair.key] for pair in claim.pairs}
+    listed = {
+        key: ", ".join(f"{pair.weight:.2f} from {only_name(queries, pair.query)}" for pair in pairs)
+        for key, pairs in by_key.items()
+    }
+    named = claim.name in ("sink", "column", "heaviest")
+    every = " and ".join(f"{only_name(keys, key)} ({text})" for key, text in listed.items())
+    return {
+        "share": f"{claim.share:.2f}",
+        "key": only_name(keys, claim.key) if named else str(claim.key),
+        "from": listed.get(claim.key, "") if claim.name == "column" else every,
+    }
+
+
+def only_name(tokens: Sequence[str], index: int) -> str:
+    """Return a token in quotation marks, with its index where the token occurs twice or there is no text.
+
+    >>> only_name(["a", "b", "a"], 1), only_name(["a", "b", "a"], 2), only_name([], 3)
+    ('“b”', '2 “a”', 'token 3')
+    """
     if not tokens:
-        return "These arrays come without tokens"
-    if highest != highest:
-        return FINDINGS["nothing"]
-    return FINDINGS["none"].format(score=f"{highest:.2f}")
+        return f"token {index:,}"
+    token = quoted(tokens[index])
+    return token if tokens.count(tokens[index]) == 1 else f"{index:,} {token}"
+
+
+def says(claims: Sequence[Told], shade: str = SHADES[0]) -> str:
+    """Return claims as sentences.
+
+    >>> says([{"name": "sink", "parts": {"a": "The", "key": "“⊢”", "share": "0.93"}}])
+    'The dark column is a first-token sink: “⊢” takes 0.93 of the weight.'
+    """
+    return " ".join(CLAIMS[claim["name"]].format_map({**claim["parts"], "shade": shade}) for claim in claims)
+
+
+def short(claims: Sequence[Told]) -> str:
+    """Return the first claim in a few letters, empty if it is that of a notable kind."""
+    first = claims[0] if claims else None
+    return SHORT[first["name"]].format_map(first["parts"]) if first and first["name"] in SHORT else ""
 
 
 PATTERNS = {
     "last": "The last token, {query}, looks most at {key} (weight {weight}){repeats}.",
     "other": "Token {query} looks most at {key} (weight {weight}){repeats}.",
+    "aside": "Leaving aside the first token, itself and its neighbours, it looks most at {key} (weight {weight})"
+    "{repeats}.",
+    "resting": "The learned sink takes {share} of its weight.",
     "repeats": ", which followed an earlier {after}",
     "expects": "The model expects next: {tokens}.",
     "unseen": "Token {query} sees no key.",
@@ -157,15 +221,18 @@ PATTERNS = {
 """Sentences about any row, also filled in by the page."""
 
 
-def looks(query: str, key: str, weight: float, *, last: bool, after: str = "") -> str:
-    """Return where a query looks most, as a sentence.
+def looks(pattern: str, query: str, key: str, weight: float, after: str = "") -> str:
+    """Return where a query looks, as a sentence.
 
-    after: the run of tokens that ends at the query and also before the key, if any.
+    pattern: a key of `PATTERNS`. after: the run of tokens that ends at the query and also before the key, if any.
     """
-    return PATTERNS["last" if last else "other"].format(
-        query=query, key=key, weight=f"{weight:.2f}",
-        repeats=PATTERNS["repeats"].format(after=quoted(after)) if after else "",
-    )  # fmt: skip
+    repeats = PATTERNS["repeats"].format(after=quoted(after)) if after else ""
+    return PATTERNS[pattern].format(query=query, key=key, weight=f"{weight:.2f}", repeats=repeats)
+
+
+def resting(share: float) -> str:
+    """Return the share of a query's weight that a learned sink takes."""
+    return PATTERNS["resting"].format(share=f"{share:.2f}")
 
 
 def expects(following: Sequence[tuple[str, float]]) -> str:
@@ -194,7 +261,12 @@ def words() -> dict[str, Any]:
         "more": list(MORE),
         "sums": list(SUMS),
         "patterns": PATTERNS,
-        "findings": FINDINGS,
+        "claims": CLAIMS,
+        "short": SHORT,
+        "shades": list(SHADES),
+        "articles": list(ARTICLES),
+        "heaviest": list(HEAVIEST),
+        "others": list(OTHERS),
         "glossary": [term._asdict() for term in GLOSSARY],
         "kinds": [{"name": kind.name, "meaning": kind.meaning, "definition": kind.definition} for kind in KINDS],
         "tentative": TENTATIVE,

@@ -1,7 +1,7 @@
 """A model and its text as data for the terminal, the page and the picture."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from regard.core.statistics import bin_edges
 from regard.interpret.heads import all_notable
 from regard.runtime.forks import cached_property
 from regard.viewer.data import finding, sentences
-from regard.viewer.data.scores import KINDS, NamedKind, layer_scores
+from regard.viewer.data.outlines import Outline
+from regard.viewer.data.scores import KINDS, NamedKind, estimates, layer_scores
 from regard.viewer.data.sentences import CAVEAT as CAVEAT
 from regard.viewer.scene.labels import place_of, printable
 from regard.viewer.scene.scenes import Head, Scene
@@ -65,6 +66,8 @@ class LookData:
     pooled_of(layer, head, rows, cols): the map of largest weights, NaN where nothing is seen; by default from
     `rows_of`. sinks_of(layer, head): the weight (n,) of each query on the head's learned sink, None without one.
 
+    claims: what is said of each head's map, by layer and head. outlines: of these maps, from which `choose` picks.
+
     counts: heads by layer, where they differ. numbers: the model's number of each layer, and of its heads; by default
     their indices. cross: queries and keys belong to different sequences.
     """
@@ -86,6 +89,8 @@ class LookData:
     cross: bool = False
     named: bool = True
     prefix: int = 1
+    claims: Mapping[tuple[int, int], Sequence[sentences.Told]] = field(default_factory=dict)
+    outlines: Mapping[tuple[int, int], Outline] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -206,31 +211,25 @@ class LookData:
             for x in all_notable(scores)
         )
 
-    @cached_property
-    def picked(self) -> finding.Pick:
-        """Return the head to open on, see `finding.pick`."""
-        return self._pick([(x, y) for x in range(self.layers) for y in range(self.heads_of(x))])
-
     def _pick(self, places: Sequence[tuple[int, int]]) -> finding.Pick:
         names = ("induction", "first-token sink", "normalized entropy")
         return finding.pick(
-            finding.Candidate(*at, *(float(self.statistics[name][at]) for name in names)) for at in places
+            [finding.Candidate(*at, *(float(self.statistics[name][at]) for name in names)) for at in places],
+            self.outlines,
         )
 
-    def says(self, choice: Choice) -> tuple[str, ...]:
+    def says(self, choice: Choice, shade: str = sentences.SHADES[0]) -> tuple[str, ...]:
         """Return the page's sentences about a choice.
 
-        They say why this head, where its token looks most, and what comes next.
+        They say what the eye sees in the head's map, where its token looks, and what follows the last token.
         """
-        name = self.name(choice.layer, choice.head)
-        if self.picked[:2] == (choice.layer, choice.head):
-            first = finding.why(self.picked, name, cross=self.cross, tokens=self.named)
-        else:
-            first = f"{name}: {sentences.kinds(self.kinds_of(choice.layer, choice.head))}."
-        row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
+        at = choice.layer, choice.head
+        row = self.weights(*at, slice(choice.token, choice.token + 1))[0]
         labels = (self.tokens, self.tokens if self.key_tokens is None else self.key_tokens) if self.named else ((), ())
-        said = [first, finding.row_sentence(row, choice.token, self.n, *labels, self.prefix).text]
-        if self.following:
+        same = not self.cross and self.n == self.n_k
+        first = f"{self.name(*at)}: {sentences.says(self.claims.get(at, ()), shade)}".removesuffix(": ")
+        said = [first, finding.row_sentence(row, choice.token, self.n, *labels, self.prefix, same).text]
+        if self.following and choice.token == self.n - 1:
             said.append(sentences.expects(self.following))
         return tuple(said)
 
@@ -249,7 +248,8 @@ class LookData:
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
         """Return a choice, with the missing parts filled in.
 
-        The head is that of `finding.pick` among those left; the token is the last. layer, head: the model's numbers.
+        The head is that of `finding.pick` among those left; the token is its token if nothing was given, else the last.
+        layer, head: the model's numbers.
         token: an index, from the end if negative, or the token's text (its last occurrence).
 
         Raises ValueError for a layer, head or token that does not exist.
@@ -262,12 +262,10 @@ class LookData:
             of = "this model" if layer is None else f"layer {layer}"
             raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
         left = [at for at in left if head in (None, self.number(*at))]
-        return Choice(*self._pick(left)[:2], self._token_index(token))
-
-    def _token_index(self, token: int | str | None) -> int:
+        picked = self._pick(left)
         if token is None:
-            return self.n - 1
-        return place_of(token, self.tokens, self.n)
+            token = picked.query if layer is None and head is None else -1
+        return Choice(picked.layer, picked.head, place_of(token, self.tokens, self.n))
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -313,6 +311,8 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
     layers, most = scene.layers, max(layer.heads for layer in scene.layers)
     names = (*(kind.name for kind in KINDS), "normalized entropy")
     statistics = {name: np.full((len(layers), most), np.nan) for name in names}
+    sampled = finding.sample_rows(scene)
+    outlines: dict[tuple[int, int], Outline] = {}
     distances = np.zeros((len(layers), most), np.int64)
     for number in range(len(layers)):
         progress(f"measuring the heads of layer {number} of {len(layers)}")
@@ -320,6 +320,7 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
             for name, score in (head.scores | {"normalized entropy": head.normalized_entropy}).items():
                 statistics[name][number, head.head] = score
             distances[number, head.head] = head.distance or 0
+        outlines |= {(number, head): x.outline for head, x in enumerate(estimates(scene, number, sampled))}
     first = layers[0].problem
 
     @cache
@@ -359,4 +360,6 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         cross=layers[0].cross,
         named=named,
         prefix=scene.prefix,
+        claims={at: sentences.of_head(scene, one, at[0]) for at, one in outlines.items()},
+        outlines=outlines,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from regard.interpret.heads import NOTABLE, HeadStatistics
 from regard.viewer.data import sentences
 from regard.viewer.data.dots import dots
-from regard.viewer.data.finding import Candidate, name_of, pick, row_sentence
+from regard.viewer.data.finding import Candidate, Pick, name_of, row_sentence
 from regard.viewer.scene.scenes import Head, Scene
 
 LATE = 64
@@ -29,13 +29,11 @@ class TourStep:
     settings: Mapping[str, Any] | None = field(default=None)
 
 
-def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: int = 0) -> tuple[TourStep, ...]:
+def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick, b: int = 0) -> tuple[TourStep, ...]:
     """Return the steps of the tour that a scene can show.
 
-    name: the scene's id. heads: the statistics of every layer.
+    name: the scene's id. every: the statistics of all heads. picked: what the page opens on.
     """
-    every = [head for layer in heads for head in layer]
-    picked = pick(candidates(every))
     last = scene.layers[0].problem.n_q - 1
     first = {"scene": name, "i": last, "j": -1, "layer": picked.layer, "head": picked.head, "type": False}
     called = _called(scene, picked.layer, picked.head)
@@ -44,8 +42,8 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
             "What a map is",
             f"This is one head, {called}. Each row is a token that looks, a query; each column is one it may look at, "
             "a key. The cell says how much, from 0 to 1, and every row sums to 1. The marked cell is where the "
-            "last row looks most. On the right is that row alone.",
-            first | {"view": "overview"},
+            f"{'last' if picked.query < 0 else 'marked'} row looks most. On the right is that row alone.",
+            first | {"view": "overview", "i": last if picked.query < 0 else picked.query},
         )
     ]
     previous, induction = (_best(every, kind) for kind in ("previous token", "induction"))

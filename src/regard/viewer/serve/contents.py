@@ -129,6 +129,7 @@ class Contents:
                 paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
         for number, saved in enumerate(self.layers):
             tiles, p = saved.tiles, saved.layer.problem
+            paths.append(f"{name}/claims/{number}")
             for head in range(saved.layer.heads):
                 parts = ["map", "profiles"]
                 parts += ["variance"] if not saved.layer.lacks or head in saved.layer.known else []

@@ -1,6 +1,6 @@
 """The answers of the page's routes, each from the results about a scene."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,35 +76,51 @@ def heads(results: Results, at: Question) -> Answer:
     return Answer(200, scores.table(measured))
 
 
-def _every_head(results: Results, at: Question) -> tuple[list[tuple[HeadStatistics, ...]], int]:
-    """Return estimated scores of all heads, and the number of queries sampled."""
+def _every_head(results: Results, at: Question) -> tuple[list[tuple[scores.Estimate, ...]], int]:
+    """Return estimated scores and outlines of all heads, and the number of queries sampled."""
     rows = finding.sample_rows(at.scene)
     layers = range(len(at.scene.layers))
     estimated = results.cached(
         "scores", (at.name, at.b, "estimated"),
-        lambda progress: [scores.estimated_scores(at.scene, layer, rows, at.b) for layer in layers],
-        lambda x: 1024 * sum(map(len, x)),
+        lambda progress: [scores.estimates(at.scene, layer, rows, at.b) for layer in layers],
+        lambda x: 2048 * sum(map(len, x)),
     )  # fmt: skip
     return estimated, rows
 
 
+def _picked(estimated: Sequence[Sequence[scores.Estimate]]) -> tuple[finding.Pick, list[HeadStatistics]]:
+    """Return what the page opens on, and the scores of all heads."""
+    every = [one for layer in estimated for one in layer]
+    outlines = {(one.scores.layer, one.scores.head): one.outline for one in every}
+    heads = [one.scores for one in every]
+    return finding.pick(candidates(heads), outlines), heads
+
+
 def first_finding(results: Results, at: Question) -> Answer:
-    """Answer the head to show first, and why; of a scene with an opening also the query and the key."""
+    """Answer the head and the query to show first, and on how many queries that is based.
+
+    A scene with an opening names the key too, and why.
+    """
     if (chosen := at.scene.opening) is not None:
         place = {name: getattr(chosen, name) for name in ("layer", "head", "i", "j")}
         return Answer(200, {**place, "why": chosen.text, "how": ""})
-    layers, rows = _every_head(results, at)
-    picked = finding.pick(candidates([head for layer in layers for head in layer]))
-    of = at.scene.layers[picked.layer]
-    name = f"L{of.number} H{of.numbers[picked.head]}"
-    why = finding.why(picked, name, cross=of.cross, tokens=bool(at.scene.key_tokens))
-    how = "" if rows >= of.problem.n_q else sentences.estimated(rows, of.problem.n_q)
-    return Answer(200, {"layer": picked.layer, "head": picked.head, "why": why, "how": how})
+    estimated, rows = _every_head(results, at)
+    picked, _ = _picked(estimated)
+    n_q = at.scene.layers[picked.layer].problem.n_q
+    how = "" if rows >= n_q else sentences.estimated(rows, n_q)
+    return Answer(200, {"layer": picked.layer, "head": picked.head, "i": picked.query, "how": how})
+
+
+def claims(results: Results, at: Question) -> Answer:
+    """Answer what is said of each head's map in a layer."""
+    estimated, _ = _every_head(results, at)
+    return Answer(200, {"heads": [sentences.of_head(at.scene, one.outline, at.layer) for one in estimated[at.layer]]})
 
 
 def steps_of_tour(results: Results, at: Question) -> Answer:
     """Answer the steps of the guided tour."""
-    steps = tour(at.scene, at.name, _every_head(results, at)[0], at.b)
+    picked, heads = _picked(_every_head(results, at)[0])
+    steps = tour(at.scene, at.name, heads, picked, at.b)
     return Answer(200, {
         "steps": [
             {"title": x.title, "text": x.text, "state": dict(x.state), "settings": x.settings and dict(x.settings)}

@@ -14,19 +14,19 @@ from regard.viewer.scene.labels import encodable, printable
 from regard.viewer.show.colour import INK, ramp, readable_on, tone
 from regard.viewer.show.drawing import Box, Canvas, Image, Text
 
-WIDTH, HEIGHT = 1950, 1200
+WIDTH, HEIGHT = 1950, 1300
 """Size of the picture in pixels."""
 
 _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
 _MAP = 800  # pixels of the map, and its maximum rows and columns, so that each has a pixel
 _SINK = 32  # pixels of a learned sink's column and the gap after it
-_SENTENCES = 6  # lines below the map, at most
+_SENTENCES = 7  # lines below the map, at most
 _TOP = 84  # the baseline of headings
 _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
-    """Return an SVG or PNG file of 1950 × 1200 pixels.
+    """Return an SVG or PNG file of 1950 × 1300 pixels.
 
     It shows all heads, the strongest ones, the chosen head's map, where its token looks, and sentences about it. Maps
     of more than 800 tokens are max-pooled.

@@ -44,7 +44,7 @@ def _heading(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     lines = [
         Text.assemble(("regard look", "bold"), "  ", (data.model, "dim")),
         Text(data.about, style="dim"),
-        *(Text(screen.plain(said)) for said in data.says(choice)),
+        *(Text(screen.plain(said)) for said in data.says(choice, "bright" if screen.colour else "dense")),
     ]
     if "⊢" in data.tokens:
         lines.append(Text(sentences.BEGINNING, style="dim"))
@@ -76,6 +76,9 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
             "\n" if side < 12 or caption.cell_len > 3 else " ",
             (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim"),
         )
+    claimed = sentences.short(data.claims.get((at.layer, at.head), ()))
+    if claimed and not data.kinds_of(at.layer, at.head):
+        caption = Text.assemble(caption, "\n", (screen.fit(claimed, side), "dim"))
     levels = tone(data.small(at.layer, at.head, rows, side))
     return Group(*screen.dense(levels), caption, Text())
 
