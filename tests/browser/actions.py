@@ -44,7 +44,7 @@ class User:
 def induction(user: User) -> str:
     """Find the strongest induction head, and the token that it copies from."""
     said = str(user.page.locator(".finding").inner_text())
-    found = re.search(r"(L\d H\d) is an induction head .* looks most at (\d+ “.”)", said)
+    found = re.search(r"(L\d H\d): .* is induction: .* looks most at (\d+ “.”)", said)
     assert found, said
     assert found[1] == "L2 H2", said
     return f"“{found[0]}”"

@@ -26,7 +26,7 @@ SAMPLED = 2**21
 WORTH = 0.05
 """The weight from which a second key, or a learned sink, is worth a sentence."""
 
-FEWEST, MOST = 4, 64
+FEWEST, MOST = 12, 64
 """Minimum and maximum number of queries of each head in a sample."""
 
 

@@ -1,6 +1,6 @@
 """The answers of the page's routes, each from the results about a scene."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,14 +78,16 @@ def heads(results: Results, at: Question) -> Answer:
 
 def _every_head(results: Results, at: Question) -> tuple[list[tuple[scores.Estimate, ...]], int]:
     """Return estimated scores and outlines of all heads, and the number of queries sampled."""
-    rows = finding.sample_rows(at.scene)
-    layers = range(len(at.scene.layers))
-    estimated = results.cached(
-        "scores", (at.name, at.b, "estimated"),
-        lambda progress: [scores.estimates(at.scene, layer, rows, at.b) for layer in layers],
-        lambda x: 2048 * sum(map(len, x)),
-    )  # fmt: skip
-    return estimated, rows
+    rows, count = finding.sample_rows(at.scene), len(at.scene.layers)
+
+    def compute(progress: Callable[[float], object]) -> list[tuple[scores.Estimate, ...]]:
+        estimated = []
+        for layer in range(count):
+            progress(layer / count)
+            estimated.append(scores.estimates(at.scene, layer, rows, at.b))
+        return estimated
+
+    return results.cached("scores", (at.name, at.b, "estimated"), compute, lambda x: 2048 * sum(map(len, x))), rows
 
 
 def _picked(estimated: Sequence[Sequence[scores.Estimate]]) -> tuple[finding.Pick, list[HeadStatistics]]:
