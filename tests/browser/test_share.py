@@ -110,7 +110,7 @@ def test_a_row_and_a_part_are_numbers(tab: Tab, arrays: dict[str, Any], tmp_path
 
 
 OWN = {
-    "overview": "The model expects next",
+    "overview": "After the last token, the model expects",
     "token": "looks in every head",
     "profiles": "distance: query − key",
     "scale": "with 1/√d, d = 32",

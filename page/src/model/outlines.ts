@@ -1,7 +1,7 @@
 /** The outline of a head's map, as `regard.viewer.data.outlines` defines it, for texts that are typed. */
 
 import type { Told, Words } from "../data";
-import { count } from "../numbers/format";
+import { count, printable } from "../numbers/format";
 import { quoted } from "../parts/sentences";
 import { copiesOf, DISTANCES, LEAST_ROWS, NOTABLE } from "./heads";
 
@@ -216,6 +216,7 @@ export function told(claims: readonly Claim[], tokens: readonly string[], causal
     const only = tokens.filter((token) => token === tokens[at]).length === 1;
     return only ? quoted(tokens[at]) : `${count(at)} ${quoted(tokens[at])}`;
   };
+  const named: readonly Name[] = ["sink", "column", "heaviest"];
   return claims.map(({ name: kind, share, key, pairs }, place) => {
     const alike = claims
       .slice(0, place)
@@ -230,7 +231,8 @@ export function told(claims: readonly Claim[], tokens: readonly string[], causal
       name: kind,
       parts: {
         share: share.toFixed(2),
-        key: ["sink", "column", "heaviest"].includes(kind) ? name(key) : String(key),
+        key: named.includes(kind) ? name(key) : String(key),
+        token: named.includes(kind) ? printable(tokens[key]) : String(key),
         from: listed.join(" and "),
         others: words.others[causal ? 0 : 1],
         its: words.heaviest[place ? 1 : 0],

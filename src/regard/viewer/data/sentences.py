@@ -123,7 +123,12 @@ CLAIMS = {
 {a} is one of `ARTICLES`, {shade} one of `SHADES`, {its} one of `HEAVIEST`.
 """
 
-SHORT = {"column": "→ {key} {share}", "heaviest": "→ {key} {share}", "next": "next {share}", "learned": "sink {share}"}
+SHORT = {
+    "column": "{share} → {token}",
+    "heaviest": "{share} → {token}",
+    "next": "next {share}",
+    "learned": "sink {share}",
+}
 """The same in a few letters, for heads of no notable kind."""
 
 SHADES = ("dark", "bright")
@@ -177,6 +182,7 @@ def _parts(claim: Claim, queries: Sequence[str], keys: Sequence[str]) -> dict[st
     return {
         "share": f"{claim.share:.2f}",
         "key": only_name(keys, claim.key) if named else str(claim.key),
+        "token": printable(keys[claim.key]) if named and keys else str(claim.key),
         "from": listed.get(claim.key, "") if claim.name == "column" else every,
     }
 
