@@ -22,7 +22,7 @@ from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Spl
 from regard.engines.cpu.kernels.tiles import KeyTile, read_keys
 from regard.engines.cpu.language.prefetch import LINE
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import BF16, I64, Type
+from regard.engines.cpu.language.types import BF16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.tiles import KEYS
 
@@ -150,11 +150,14 @@ class Decode(LaneLayout):
         with k.loop(self.rows.number(block)) as r:
             shift = tile.scratch.shift[r].spread(W)
             sums = [k.variable(self.lanes.zero()) for _ in range(2 if spec.entropy else 1)]
+            rounded = k.variable(k.constant(self.real, 0.0).spread(W // 2)) if spec.paired else None
             with self.rows.keys(tile) as p:
                 weight, difference = self.softmax.weight(self.lanes.load(slot.row(r), p), shift)
                 sums[0].value += weight
                 if spec.entropy:
                     sums[1].value += self.softmax.entropy_term(weight, difference)
+                if rounded is not None:
+                    rounded.value = self.lanes.add_pairs(rounded.value, k.round_bf16(weight).bits(I32))
                 if spec.dropout:
                     j = k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)
                     weight = self.dropout.applied(weight, (block.state.first[r], block.state.second[r]), j)
@@ -164,6 +167,8 @@ class Decode(LaneLayout):
                     slot.row(r)[p] = k.round_bf16(weight).to(self.real) if spec.amx else weight
             for name, total in zip(("l", "e"), sums, strict=False):
                 tile.scratch[name][r] = self._total(total.value)
+            if rounded is not None:
+                tile.scratch.l_rounded[r] = self._total(rounded.value)
 
     def _total(self, x: Value) -> Value:
         """Sum the lanes of a vector, from the first to the last."""

@@ -24,7 +24,7 @@ from regard.engines.cpu.kernels.prefill import Prefill
 from regard.engines.cpu.kernels.products import ForwardTerms
 from regard.engines.cpu.kernels.rules import Rules
 from regard.engines.cpu.kernels.softmax import RunningSoftmax, finite, is_large
-from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Split
+from regard.engines.cpu.kernels.splits import KeySplits, LaneLayout, Loaded, Split
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel
@@ -104,7 +104,7 @@ class ForwardKernel:
     def empty(self, block: RowBlock, state: SplitState) -> None:
         """Set maximum, sums and outputs to those of no keys."""
         self.lanes.fill(state.m, -math.inf)
-        for name in (name for both in self.spec.sums for name in both):
+        for name in self.spec.row_sums:
             self.lanes.fill(state[name], 0.0)
         for name in self.spec.outputs:
             with self.layout.outputs(block) as (at, _):
@@ -163,8 +163,8 @@ class ForwardKernel:
     def finish(self, block: RowBlock) -> None:
         """Add the sink; compute O / l, lse, entropy and the largest weight.
 
-        `scratch.top` becomes lse, `scratch.rescale` the factor of outputs; in `merged`, `e` becomes the entropy and `m`
-        the largest weight.
+        `scratch.top` becomes lse, `scratch.rescale` the factor of sums; in `merged`, `e` becomes the entropy, `m` the
+        largest weight, and `l_rounded` the factor of outputs.
         """
         k, spec, state, softmax, load = self.k, self.spec, block.merged, self.softmax, self.lanes.load
         one, zero = k.constant(self.real, 1.0).spread(self.lanes.W), self.lanes.zero()
@@ -174,7 +174,8 @@ class ForwardKernel:
             if spec.sink:
                 natural, below, sink_below = self.with_sink(largest, self.sink(block, c))
                 old = softmax.power(below)
-                l = k.fma(l, old, softmax.power(sink_below))
+                sink_weight = softmax.power(sink_below)
+                l = k.fma(l, old, sink_weight)
             inverse = k.where(l == 0.0, zero, one / l)
             if not spec.sink:
                 natural = softmax.natural_maximum(largest)
@@ -197,6 +198,11 @@ class ForwardKernel:
                 heaviest = k.where(l == 0.0, zero, softmax.weight(largest - before, -after)[0] * old / l)
             state.m[c] = k.where(load(state.l, c) == 0.0, zero, heaviest)
             self.scratch.rescale[c] = factor
+            if spec.paired:  # each weight is a part of what is summed: values that are alike give themselves
+                total = load(state.l_rounded, c)
+                if spec.sink:
+                    total = k.fma(total, old, sink_weight)
+                state.l_rounded[c] = k.where(total == 0.0, zero, old / total)
         self.divide(block)
 
     def with_sink(self, largest: Value, sink: Value) -> tuple[Value, Value, Value]:
@@ -226,7 +232,14 @@ class ForwardKernel:
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l."""
         with self.layout.outputs(block) as (at, of):
-            block.merged.O[at] = self.lanes.load(block.merged.O, at) * of(self.scratch.rescale) + 0.0  # not −0
+            block.merged.O[at] = self.lanes.load(block.merged.O, at) * self.output_factor(block, of) + 0.0  # not −0
+
+    def output_factor(self, block: RowBlock, of: Loaded) -> Value:
+        """Return the factor of outputs; `of` loads the numbers of their rows."""
+        if not self.spec.paired:
+            return of(self.scratch.rescale)
+        factor = of(block.merged.l_rounded)
+        return factor * self.k.real("keep_scale", self.real) if self.spec.dropout else factor
 
     def store(self, block: RowBlock) -> None:
         """Store the results in the call's arrays."""

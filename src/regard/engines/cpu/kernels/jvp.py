@@ -59,14 +59,18 @@ class TangentKernel(ForwardKernel):
                 p_sink = mathematics.weight2(k, below * mathematics.LOG2_E)
                 lse_dot = k.fma(p_sink, sink_dot, lse_dot)
             scratch.old[c], scratch.new[c] = lse_dot, lse_dot * (total - entropy) - (entropy_term + mean)
+            if spec.paired and spec.moves:  # of the sums that Ȯ has, so that values that are alike cancel
+                rounded = load(state.l_dot_rounded, c) * load(state.l_rounded, c)
+                state.l_dot_rounded[c] = rounded + (lse_dot - mean)
         output = self.own.O_dot if spec.given else state.O
+        centre = state.l_dot_rounded if spec.paired and spec.moves else scratch.old
         with self.layout.outputs(block) as (at, of):
-            moved = load(state.O_dot, at) * of(scratch.rescale)
-            state.O_dot[at] = k.fma(-of(scratch.old), load(output, at), moved)
+            moved = load(state.O_dot, at) * self.output_factor(block, of)
+            state.O_dot[at] = k.fma(-of(centre), load(output, at), moved)
         if spec.low:  # Ȯ cancels where weights saturate, so O is as exact as its remainder makes it
             self._read(block, "low")
             with self.layout.outputs(block) as (at, of):
-                state.O_dot[at] = k.fma(-of(scratch.old), load(self.own.O_dot, at), load(state.O_dot, at))
+                state.O_dot[at] = k.fma(-of(centre), load(self.own.O_dot, at), load(state.O_dot, at))
 
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l, or read it if it is given."""

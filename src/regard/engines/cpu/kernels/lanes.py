@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from regard.engines.cpu.language.kernel import Kernel
-from regard.engines.cpu.language.types import I64, Type
+from regard.engines.cpu.language.types import I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.specs import KernelSpec
 
 UNROLL = 4
+BF16_ONES = 0x3F803F80  # 1 and 1 as a packed pair
 
 
 class Lanes:
@@ -43,6 +44,10 @@ class Lanes:
         """Return x − x as `type`, in that type; 0 where x or that is not finite."""
         rest = x - x.to(type).to(x.type)
         return self.k.where(rest * 0.0 == 0.0, rest, self.k.constant(x.type, 0.0)).to(type)
+
+    def add_pairs(self, total: Value, packed: Value) -> Value:
+        """Return total + x₀ + x₁ for packed bf16 pairs."""
+        return self.k.dot_bf16(total, packed, self.k.constant(I32, BF16_ONES).spread(packed.lanes))
 
     # Micro-tiles
 

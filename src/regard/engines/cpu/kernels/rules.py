@@ -60,8 +60,17 @@ class Dropout:
         return block.state.first.load(lane, self.lanes.W), block.state.second.load(lane, self.lanes.W)
 
     def applied(self, w: Value, keys: tuple[Value, Value], j: Value) -> Value:
-        """Return weights, 0 where they are dropped."""
-        return self.k.where(self._dropped(keys, j), self.lanes.zero(), w * self.k.real("keep_scale", self.lanes.real))
+        """Return weights, 0 where they are dropped.
+
+        Where weights are rounded, outputs take the scale instead, so that a lone key has the weight 1.
+        """
+        if not self.lanes.spec.paired:
+            w = w * self.k.real("keep_scale", self.lanes.real)
+        return self.k.where(self._dropped(keys, j), self.lanes.zero(), w)
+
+    def kept(self, keys: tuple[Value, Value], j: Value) -> Value:
+        """Test for weights that are not dropped."""
+        return ~self._dropped(keys, j)
 
     def scale(self, keys: tuple[Value, Value], j: Value) -> Value:
         """Return the factor of weights."""

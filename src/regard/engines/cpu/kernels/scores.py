@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, product
 
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.products import ForwardTerms
@@ -130,82 +131,106 @@ class Scores:
 class Weights:
     """The weights of pairs of keys.
 
-    Sums are first over keys that are W apart, then over those: as in decode, where these share a lane.
+    Sums are first over keys that are W apart, then over those: as in decode, where these share a lane. Packed pairs are
+    summed as pairs.
     """
 
     def __init__(self, lanes: Lanes, softmax: RunningSoftmax, terms: ForwardTerms):
         self.k, self.spec, self.W, self.B = lanes.k, lanes.spec, lanes.W, lanes.B
         self.lanes, self.softmax, self.terms, self.dropout = lanes, softmax, terms, Dropout(lanes)
         self.sums = [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
+        # Chains of sums, by name and place: one for each of two keys, or one for their pair.
+        self.chains = [*product(self.sums, range(2)), *product(self.spec.rounded_sums, range(1))]
 
     def __call__(self, tile: KeyTile) -> None:
         """Compute the weights of a tile and their sums."""
         k, columns, low = self.k, self.lanes.vectors(), tile.first - tile.first % 2
         shifts = [self.lanes.load(tile.scratch.shift, c) for c in columns]
-        totals = [[k.variable(self.lanes.zero()) for _ in columns] for _ in self.sums]
-        parts = [[[k.variable(self.lanes.zero()) for _ in columns] for _ in range(2)] for _ in totals]
+        totals = {name: [k.variable(self.lanes.zero()) for _ in columns] for name in dict(self.chains)}
+        parts = {place: [k.variable(self.lanes.zero()) for _ in columns] for place in self.chains}
         with k.loop(self.W, step=2) as r:
-            for part in parts:
-                for n in range(2):
-                    for x in part[n]:
-                        x.value = self.lanes.zero()
+            for x in chain.from_iterable(parts.values()):
+                x.value = self.lanes.zero()
             with k.loop(tile.stop, start=low + ((r - low) & (self.W - 1)), step=self.W) as p:
                 for number, c in enumerate(columns):
-                    for n, terms in enumerate(self._pair(tile, p, c, shifts[number])):
-                        for part, term in zip(parts, terms, strict=True):
-                            part[n][number].value += term
-            for total, part in zip(totals, parts, strict=True):
-                for n in range(2):
-                    for x, y in zip(total, part[n], strict=True):
-                        x.value += y.value
-        for name, total in zip(self.sums, totals, strict=True):
+                    for place, term in self._pair(tile, p, c, shifts[number]).items():
+                        part = parts[place][number]
+                        part.value = self._added(place[0], part.value, term)
+            for (name, _), some in parts.items():
+                for x, y in zip(totals[name], some, strict=True):
+                    x.value += y.value
+        for name, total in totals.items():
             for c, x in zip(columns, total, strict=True):
                 tile.scratch[name][c] = x.value
 
-    def _pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """Compute weights of keys p, p + 1 in the lanes from c on; return terms of sums."""
+    def _added(self, name: str, total: Value, term: Value) -> Value:
+        """Return a sum with another term of `_pair`."""
+        return self.lanes.add_pairs(total, term) if name in self.spec.rounded_sums else total + term
+
+    def _pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> dict[tuple[str, int], Value]:
+        """Compute weights of keys p, p + 1 in the lanes from c on; return terms of `chains`."""
         k, spec = self.k, self.spec
-        summed, pair = [], []
+        terms, pair = {}, []
         for n in range(2):
             at = (p + n) * self.B + c
             weights, difference = self.terms.weights(tile, at, shift)
-            terms = []
-            for w in weights:
-                terms += [w, self.softmax.entropy_term(w, difference)] if spec.entropy else [w]
-            summed.append(terms)
-            if spec.dropout:
-                keys, j = self.dropout.keys(tile.block, c), tile.start + k.integer("j") + p + n
-                weights = [self.dropout.applied(w, keys, j) for w in weights]
+            for w, (name_l, name_e) in zip(weights, spec.sums, strict=True):
+                terms[name_l, n] = w
+                if spec.entropy:
+                    terms[name_e, n] = self.softmax.entropy_term(w, difference)
             pair.append(weights)
             if not spec.paired:
+                if spec.dropout:
+                    keys, j = self.dropout.keys(tile.block, c), tile.start + k.integer("j") + p + n
+                    weights = [self.dropout.applied(w, keys, j) for w in weights]
                 for name, w in zip(spec.weights, weights, strict=True):
                     tile.scratch[name][at] = w
-        if spec.paired:
-            for name, low, high in zip(spec.weights, *pair, strict=True):
-                tile.scratch[name].of(I32)[p * self.B + c] = k.pack_bf16(low, high)
-        return summed
+        return terms | self._store_packed(tile, p, c, pair) if spec.paired else terms
+
+    def _store_packed(
+        self, tile: KeyTile, p: Value, c: Value | int, pair: list[list[Value]]
+    ) -> dict[tuple[str, int], Value]:
+        """Store the weights of two keys in packed pairs; return these as before dropout."""
+        k, spec, kept = self.k, self.spec, []
+        if spec.dropout:
+            keys, j = self.dropout.keys(tile.block, c), tile.start + k.integer("j") + p
+            kept = [self.dropout.kept(keys, j + n) for n in range(2)]
+        terms = {}
+        for name, total, low, high in zip(spec.weights, spec.rounded_sums, *pair, strict=True):
+            terms[total, 0] = packed = k.pack_bf16(low, high)
+            tile.scratch[name].of(I32)[p * self.B + c] = k.mask_bf16(packed, kept) if kept else packed
+        return terms
 
     # Partial sums in memory
 
     def into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
         """Compute the weights of two keys, and add to partial sums."""
-        for n, terms in enumerate(self._pair(tile, p, c, self.lanes.load(tile.scratch.shift, c))):
+        terms = self._pair(tile, p, c, self.lanes.load(tile.scratch.shift, c))
+        for n in range(2):
             at = ((p + n) & (self.W - 1)) * self.B + c
-            for part, term in zip(self._partials(tile), terms, strict=True):
-                part[at] = self.lanes.load(part, at) + term
+            for name in self.sums:
+                self._add_partial(tile, name, at, terms[name, n])
+        for name in self.spec.rounded_sums:
+            self._add_partial(tile, name, ((p >> 1) & (self.W // 2 - 1)) * self.B + c, terms[name, 0])
 
-    def _partials(self, tile: KeyTile) -> list[Pointer]:
-        return [tile.scratch[f"{name}_partial"] for name in self.sums]
+    def _add_partial(self, tile: KeyTile, name: str, at: Value, term: Value) -> None:
+        part = tile.scratch[f"{name}_partial"]
+        part[at] = self._added(name, self.lanes.load(part, at), term)
+
+    def _partials(self, name: str) -> int:
+        """Return the number of partial sums."""
+        return self.W // 2 if name in self.spec.rounded_sums else self.W
 
     def empty_partials(self, tile: KeyTile) -> None:
-        for part in self._partials(tile):
-            self.lanes.fill(part, 0.0, self.W)
+        for name in dict(self.chains):
+            self.lanes.fill(tile.scratch[f"{name}_partial"], 0.0, self._partials(name))
 
     def add_partials(self, tile: KeyTile) -> None:
         """Store the sums of a tile."""
-        for name, part in zip(self.sums, self._partials(tile), strict=True):
+        for name in dict(self.chains):
+            part = tile.scratch[f"{name}_partial"]
             with self.k.loop(self.B, step=self.W) as c:
                 total = self.lanes.zero()
-                for r in range(self.W):
+                for r in range(self._partials(name)):
                     total = total + self.lanes.load(part, c + r * self.B)
                 tile.scratch[name][c] = total

@@ -158,7 +158,7 @@ class RunningSoftmax:
                 subtract(tile)
 
     def add_sums(self, state: SplitState, tile: KeyTile) -> None:
-        """Compute l ← rescale · l + Σ P, and the sum of the entropy."""
+        """Compute l ← rescale · l + Σ P, and so the other sums."""
         load, scratch = self.lanes.load, tile.scratch
         for c in self.lanes.vectors():
             for name_l, name_e in self.spec.sums:
@@ -167,6 +167,9 @@ class RunningSoftmax:
                     e[c] = load(e, c) + load(scratch[name_e], c)
                 l = state[name_l]
                 l[c] = self.k.fma(load(l, c), load(scratch.rescale, c), load(scratch[name_l], c))
+            for name in self.spec.rounded_sums:
+                l = state[name]
+                l[c] = self.k.fma(load(l, c), load(scratch.rescale, c), load(scratch[name], c))
 
     def merge(self, state: SplitState, other: SplitState, scratch: TileScratch) -> None:
         """Merge maxima and sums of another split; store the factors of both outputs."""
@@ -185,4 +188,6 @@ class RunningSoftmax:
                         e_new, l_new, new, below_new
                     )
                 state[name_l][c] = k.fma(l_old, old, l_new * new)
+            for name in self.spec.rounded_sums:
+                state[name][c] = k.fma(load(state[name], c), old, load(other[name], c) * new)
             state.m[c], scratch.old[c], scratch.new[c] = m, old, new

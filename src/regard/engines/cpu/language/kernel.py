@@ -359,11 +359,11 @@ class Kernel:
     def dot_bf16(self, total: Value, x: Value, y: Value) -> Value:
         """Return total + x₀ y₀ + x₁ y₁ for packed bf16 pairs.
 
-        Needs a target with `bf16_dot`.
+        A whole vector of sums, or half of one. Needs a target with `bf16_dot`.
         """
-        vector = ir.VectorType(BF16.raw, 32)
+        vector = ir.VectorType(BF16.raw, 2 * total.lanes)
         arguments = [total.raw, *(self.b.bitcast(v.raw, vector) for v in (x, y))]
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * total.lanes}"
         return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
 
     def pack_bf16(self, x: Value, y: Value) -> Value:

@@ -75,10 +75,14 @@ class TileScratch(ScratchArrays):
     e: "Pointer"
     l_dot: "Pointer"
     e_dot: "Pointer"
+    l_rounded: "Pointer"
+    l_dot_rounded: "Pointer"
     l_partial: "Pointer"  # the same by keys that are W apart
     e_partial: "Pointer"
     l_dot_partial: "Pointer"
     e_dot_partial: "Pointer"
+    l_rounded_partial: "Pointer"
+    l_dot_rounded_partial: "Pointer"
     # Decode
     tops: "Pointer"  # `top` and `rescale` of each tile of a split
     rescales: "Pointer"
@@ -110,6 +114,8 @@ class SplitState(ScratchArrays):
     e: "Pointer"  # Σ w (S − m)
     l_dot: "Pointer"  # Σ w Ṡ
     e_dot: "Pointer"  # Σ w Ṡ (S − m)
+    l_rounded: "Pointer"  # Σ w and Σ w Ṡ as they multiply V, rounded to bfloat16
+    l_dot_rounded: "Pointer"
     O: "Pointer"  # Σ w V
     O_dot: "Pointer"
     values: "Pointer"  # the best keys
@@ -153,7 +159,7 @@ class BlockState(ScratchArrays):
 def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
     """Return the scratch layout of one tile, and of the copied tiles of a key split."""
     tile, slots = KEYS * spec.rows, SPLIT_TILES if spec.decode_rows else 1 + spec.pipelined
-    sizes = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(spec.sums)), spec.lanes)
+    sizes = dict.fromkeys(("top", "shift", "rescale", "old", "new", *spec.row_sums), spec.lanes)
     if spec.paired and not spec.ruled:
         sizes["before"] = spec.lanes
     sizes |= dict.fromkeys(spec.weights, tile * slots)
@@ -166,7 +172,7 @@ def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
         sizes["total"] = output_size(spec, d_v)
     if spec.pipelined:
         sizes["rescale"] *= 2
-        sizes |= {f"{name}_partial": LANES * spec.lanes for name in _names(spec.sums)}
+        sizes |= {f"{name}_partial": LANES * spec.lanes for name in spec.row_sums}
     if spec.best:
         sizes["candidates"] = KEYS * 8 // spec.real.size
     if spec.copied:
@@ -180,10 +186,6 @@ def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 def feature_rows(spec: KernelSpec, d: Any, more: int) -> Any:
     """Return the elements of d features and some more; AMX takes whole steps."""
     return multiple(d, AMX_DEPTH) if spec.amx else d + more
-
-
-def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
-    return [name for both in sums for name in both]
 
 
 def output_size(spec: KernelSpec, d_v: Any) -> Any:
@@ -202,7 +204,7 @@ def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
 
     Merged splits have the same layout.
     """
-    rows = ("m", *_names(spec.sums))
+    rows = ("m", *spec.row_sums)
     best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)
     return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best
 

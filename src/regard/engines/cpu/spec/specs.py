@@ -149,6 +149,16 @@ class KernelSpec:
         return (("l", "e"),)
 
     @property
+    def rounded_sums(self) -> tuple[str, ...]:
+        """Names of Σ w as `weights` multiply V, rounded to bfloat16, which outputs are divided by."""
+        return tuple(f"{name}_rounded" for name, _ in self.sums) if self.paired else ()
+
+    @property
+    def row_sums(self) -> tuple[str, ...]:
+        """Names of all sums over the keys of a query."""
+        return (*(name for both in self.sums for name in both), *self.rounded_sums)
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         return ("O",)
 
