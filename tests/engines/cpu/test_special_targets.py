@@ -9,7 +9,7 @@ import pytest
 
 import emulated
 import regard
-from conformance.test_saturated import AMPLITUDES, factors, saturated
+from conformance.test_saturated import AMPLITUDES, check_values_alike, factors, saturated
 from engines.cpu.test_targets import HERE
 from regard.core.problem import Outputs
 from regard.engines.cpu.target.instructions import targets
@@ -66,6 +66,11 @@ def test_gradients_of_saturated_rows(name: str) -> None:
         p, dout = saturated(amplitude, BF16)
         g = regard.attention_vjp(p.query, p.key, p.value, dout, causal=True, engine="cpu")
         assert_saturated(p, Outputs(dout, None, None), g, *factors("cpu", BF16))
+
+
+def test_scores_have_no_gradient_where_values_are_alike(name: str) -> None:
+    for rows in (4, 300):  # decode and prefill
+        check_values_alike(rows, sink=0.5)
 
 
 @pytest.mark.skipif(not any(t.runs and (t.bf16_dot or t.amx) for t in targets().values()), reason="no bf16 pairs")

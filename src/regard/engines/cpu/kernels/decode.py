@@ -157,7 +157,7 @@ class Decode(LaneLayout):
                 if spec.entropy:
                     sums[1].value += self.softmax.entropy_term(weight, difference)
                 if rounded is not None:
-                    rounded.value = self.lanes.add_pairs(rounded.value, k.round_bf16(weight).bits(I32))
+                    rounded.value = self.lanes.add_packed(rounded.value, k.round_bf16(weight).bits(I32))
                 if spec.dropout:
                     j = k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)
                     weight = self.dropout.applied(weight, (block.state.first[r], block.state.second[r]), j)

@@ -45,7 +45,7 @@ class Lanes:
         rest = x - x.to(type).to(x.type)
         return self.k.where(rest * 0.0 == 0.0, rest, self.k.constant(x.type, 0.0)).to(type)
 
-    def add_pairs(self, total: Value, packed: Value) -> Value:
+    def add_packed(self, total: Value, packed: Value) -> Value:
         """Return total + x₀ + x₁ for packed bf16 pairs."""
         return self.k.dot_bf16(total, packed, self.k.constant(I32, BF16_ONES).spread(packed.lanes))
 

@@ -68,7 +68,7 @@ class Dropout:
             w = w * self.k.real("keep_scale", self.lanes.real)
         return self.k.where(self._dropped(keys, j), self.lanes.zero(), w)
 
-    def kept(self, keys: tuple[Value, Value], j: Value) -> Value:
+    def remaining(self, keys: tuple[Value, Value], j: Value) -> Value:
         """Test for weights that are not dropped."""
         return ~self._dropped(keys, j)
 

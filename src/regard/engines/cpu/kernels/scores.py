@@ -165,7 +165,7 @@ class Weights:
 
     def _added(self, name: str, total: Value, term: Value) -> Value:
         """Return a sum with another term of `_pair`."""
-        return self.lanes.add_pairs(total, term) if name in self.spec.rounded_sums else total + term
+        return self.lanes.add_packed(total, term) if name in self.spec.rounded_sums else total + term
 
     def _pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> dict[tuple[str, int], Value]:
         """Compute weights of keys p, p + 1 in the lanes from c on; return terms of `chains`."""
@@ -191,14 +191,14 @@ class Weights:
         self, tile: KeyTile, p: Value, c: Value | int, pair: list[list[Value]]
     ) -> dict[tuple[str, int], Value]:
         """Store the weights of two keys in packed pairs; return these as before dropout."""
-        k, spec, kept = self.k, self.spec, []
+        k, spec, flags = self.k, self.spec, []
         if spec.dropout:
             keys, j = self.dropout.keys(tile.block, c), tile.start + k.integer("j") + p
-            kept = [self.dropout.kept(keys, j + n) for n in range(2)]
+            flags = [self.dropout.remaining(keys, j + n) for n in range(2)]
         terms = {}
         for name, total, low, high in zip(spec.weights, spec.rounded_sums, *pair, strict=True):
             terms[total, 0] = packed = k.pack_bf16(low, high)
-            tile.scratch[name].of(I32)[p * self.B + c] = k.mask_bf16(packed, kept) if kept else packed
+            tile.scratch[name].of(I32)[p * self.B + c] = k.mask_bf16(packed, flags) if flags else packed
         return terms
 
     # Partial sums in memory
