@@ -26,6 +26,8 @@ export interface Layer {
   sink?: boolean;
   /** What is said of heads that came as weights alone; empty of others. */
   lacks?: string;
+  /** The score of each head's learned sink, null for −∞; where there are any. */
+  sinks?: (number | null)[];
 }
 
 export interface Settings {

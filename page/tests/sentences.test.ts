@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import type { Scene, Told, Words } from "../src/data";
-import { measures, normals, softmax } from "../src/numbers/softmax";
+import { afterSink, measures, normals, restOf, softmax } from "../src/numbers/softmax";
 import { expects, looks, runBefore, saysOf, shortOf } from "../src/parts/sentences";
 import { filled, lineOf } from "../src/parts/terms";
 
@@ -91,6 +91,11 @@ describe("the softmax of a row", () => {
     expect(even.entropy).toBeCloseTo(Math.log(2));
     expect([even.largest, even.gradient]).toEqual([0.5, 0.5]);
     expect(measures([0, 1])).toEqual({ entropy: 0, largest: 1, gradient: 0 });
+    const sunk = softmax([0, Math.log(3), NaN], 1, Math.log(4));
+    expect([...sunk.slice(0, 2), restOf(sunk)].map((x) => x.toFixed(6))).toEqual(["0.125000", "0.375000", "0.500000"]);
+    expect(restOf(softmax([NaN, NaN], 1, 2))).toBe(1);
+    expect([...afterSink(Float64Array.from([0.5]), 0.25)]).toEqual([0.25, NaN, 0.5]);
+    expect(afterSink(new Float64Array(512), 1)).toHaveLength(512 + 44);
     const cold = softmax([1000, 0], 1);
     expect([...cold]).toEqual([1, 0]);
   });

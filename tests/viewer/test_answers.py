@@ -890,7 +890,9 @@ def test_a_scene_of_matrices() -> None:
 def test_a_learned_sink_takes_what_a_row_is_short_of_one() -> None:
     sink = np.array([0.0, 1.0, 4.0, -2.0])
     answers = Answers([arrays(Q, K, causal=True, sink=sink)], patience=None)
-    assert asked(answers, "scenes")["scenes"][0]["layers"][0]["sink"]
+    layer = asked(answers, "scenes")["scenes"][0]["layers"][0]
+    assert layer["sink"]
+    assert layer["sinks"] == sink.tolist()
     P = regard.weights(Q, K, causal=True, sink=sink)
     for head in range(4):
         found = asked(answers, f"arrays/sinks/0/{head}")
@@ -904,7 +906,9 @@ def test_a_learned_sink_takes_what_a_row_is_short_of_one() -> None:
     assert [row["sink"] for row in rows] == pytest.approx(1 - P[:, 30].sum(-1), abs=1e-5)
     without = Answers([arrays(Q, K)], patience=None)
     assert all(row.keys() == {"layer", "head", "keys", "weights"} for row in asked(without, "arrays/token/30")["rows"])
-    assert not asked(without, "scenes")["scenes"][0]["layers"][0]["sink"]
+    layer = asked(without, "scenes")["scenes"][0]["layers"][0]
+    assert not layer["sink"]
+    assert "sinks" not in layer
     assert asked(without, "arrays/sinks/0/0").size == 0
     assert "learned_sink" not in asked(without, "arrays/profiles/0/0")
     assert "sink" not in {stage["name"] for stage in asked(without, "arrays/step/0/0/30/3")["stages"]}

@@ -1,6 +1,6 @@
 /** Attention with and without 1/√d: what a block of dot products becomes, and what is measured against what. */
 
-import { measures, normals, softmax, type RowMeasures } from "./softmax";
+import { measures, normals, restOf, softmax, type RowMeasures } from "./softmax";
 
 /** Pairs up to which a whole head is shown; of a larger one the rows up to the chosen query. */
 const WHOLE = 2 ** 16;
@@ -36,6 +36,8 @@ export interface DotBlock {
   r1: number;
   n_k: number;
   d: number;
+  /** The score of the head's learned sink, −∞ without one. */
+  sink: number;
 }
 
 export const rowOf = ({ dots, r0, n_k }: DotBlock, i: number): Float32Array =>
@@ -48,7 +50,9 @@ const factorOf = (side: Side, d: number, temperature: number): number =>
 /** The weights of each row of a block on one side. */
 export function weightsOf(block: DotBlock, side: Side, temperature: number): Float64Array[] {
   const factor = factorOf(side, block.d, temperature);
-  return Array.from({ length: block.r1 - block.r0 }, (_, r) => softmax(rowOf(block, block.r0 + r), factor));
+  return Array.from({ length: block.r1 - block.r0 }, (_, r) =>
+    softmax(rowOf(block, block.r0 + r), factor, block.sink / temperature),
+  );
 }
 
 export interface Curves {
@@ -58,23 +62,32 @@ export interface Curves {
 }
 
 /** How a row is measured at any temperature. */
-function byTemperature(row: Float32Array, d: number): Curves {
+function byTemperature(row: Float32Array, d: number, sink: number): Curves {
   const seen = row.filter((x) => !Number.isNaN(x));
-  const at = (side: Side) => TEMPERATURES.map((t) => measures(softmax(seen, factorOf(side, d, t))));
+  const at = (side: Side) => TEMPERATURES.map((t) => measured(softmax(seen, factorOf(side, d, t), sink / t), sink));
   return { x: TEMPERATURES, sides: SIDES.map(at) };
 }
 
 /** How a row of random vectors is measured at any d: their dot products have the variance d. */
-function byFeatures(row: Float32Array, temperature: number): Curves {
+function byFeatures(row: Float32Array, temperature: number, sink: number): Curves {
   const seen = row.filter((x) => !Number.isNaN(x)).length;
   const random = normals(Math.min(RANDOM, Math.max(2, seen)));
   const at = (side: Side) =>
-    FEATURES.map((d) => measures(softmax(random, Math.sqrt(d) * factorOf(side, d, temperature))));
+    FEATURES.map((d) =>
+      measured(softmax(random, Math.sqrt(d) * factorOf(side, d, temperature), sink / temperature), sink),
+    );
   return { x: FEATURES, sides: SIDES.map(at) };
 }
 
-export const curvesOf = (row: Float32Array, against: Against, d: number, temperature: number): Curves =>
-  against === "d" ? byFeatures(row, temperature) : byTemperature(row, d);
+/** How the chosen row of a block is measured against the temperature or d. */
+export function curvesOf(block: DotBlock, i: number, against: Against, temperature: number): Curves {
+  const row = rowOf(block, i);
+  return against === "d" ? byFeatures(row, temperature, block.sink) : byTemperature(row, block.d, block.sink);
+}
+
+/** What is said of a row of weights, that of a learned sink among them. */
+export const measured = (weights: Float64Array, sink: number): RowMeasures =>
+  measures(sink > -Infinity ? [...weights, restOf(weights)] : weights);
 
 /** The largest of each of at most so many parts; NaN where a part holds nothing. */
 export function pooled(values: Float64Array, parts: number): Float64Array {

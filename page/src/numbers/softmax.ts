@@ -1,16 +1,27 @@
 /** The softmax of a row of scores, and what is said of it. */
 
-/** exp(factor · x − max) over its sum; NaN where x is NaN, which is hidden. */
-export function softmax(scores: ArrayLike<number>, factor: number): Float64Array {
-  let top = -Infinity;
+/** exp(factor · x − max) over its sum and a sink's, whose score is as it is; NaN where x is NaN, which is hidden. */
+export function softmax(scores: ArrayLike<number>, factor: number, sink = -Infinity): Float64Array {
+  let top = sink;
   for (let j = 0; j < scores.length; j++) if (factor * scores[j] > top) top = factor * scores[j];
   const out = new Float64Array(scores.length);
-  let sum = 0;
+  let sum = sink > -Infinity ? Math.exp(sink - top) : 0;
   for (let j = 0; j < scores.length; j++) {
     out[j] = Math.exp(factor * scores[j] - top);
     if (!Number.isNaN(out[j])) sum += out[j];
   }
   return out.map((x) => x / sum);
+}
+
+/** What weights on keys leave to the sink. */
+export const restOf = (weights: Float64Array): number =>
+  Math.max(0, 1 - weights.reduce((sum, weight) => sum + (weight || 0), 0));
+
+/** Weights as they are drawn: before those of keys that of the sink, as wide as a 24th of them, and a gap. */
+export function afterSink(shown: Float64Array, rest: number): Float64Array {
+  const wide = Math.ceil(shown.length / 24);
+  const column = new Float64Array(2 * wide).fill(NaN).fill(rest, 0, wide);
+  return Float64Array.from([...column, ...shown]);
 }
 
 export interface RowMeasures {

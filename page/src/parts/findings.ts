@@ -27,10 +27,7 @@ export async function sayings(
 ): Promise<string[]> {
   const { data, store, scene, words } = context;
   const { layer, head } = headAt(store.state);
-  const [claims, finding] = await Promise.all([
-    data.claims(store.state.scene, layer),
-    data.finding(store.state.scene),
-  ]);
+  const [claims, finding] = await Promise.all([data.claims(store.state.scene, layer), data.finding(store.state.scene)]);
   if (finding.why && finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
   const { query, key } = tokens;
   return [

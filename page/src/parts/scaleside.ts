@@ -2,8 +2,8 @@
 
 import { h } from "../dom";
 import { css, ramp, SCALES, toned, type ScaleName } from "../numbers/colour";
-import { pooled } from "../numbers/scaled";
-import { measures } from "../numbers/softmax";
+import { measured, pooled } from "../numbers/scaled";
+import { afterSink, restOf } from "../numbers/softmax";
 
 /** Columns and bars that are drawn; of more, the largest weight of each. */
 const COLUMNS = 512;
@@ -12,15 +12,21 @@ const BARS = 128;
 export interface ScaleSide {
   readonly element: HTMLElement;
   readonly title: HTMLElement;
-  /** Shows the weights of some rows, one of them marked. */
-  show(rows: readonly Float64Array[], marked: number, scale: ScaleName): void;
+  /** Shows the weights of some rows, one of them marked; sink: the score of a learned sink, −∞ without one. */
+  show(rows: readonly Float64Array[], marked: number, scale: ScaleName, sink: number): void;
 }
 
-function drawMap(canvas: HTMLCanvasElement, rows: readonly Float64Array[], scale: ScaleName): void {
-  [canvas.width, canvas.height] = [Math.min(rows[0].length, COLUMNS), rows.length];
+/** Weights on at most so many parts of the keys, after that of a learned sink. */
+function drawn(weights: Float64Array, parts: number, sink: number): Float64Array {
+  const shown = pooled(weights, parts);
+  return sink > -Infinity ? afterSink(shown, restOf(weights)) : shown;
+}
+
+function drawMap(canvas: HTMLCanvasElement, rows: readonly Float64Array[], scale: ScaleName, sink: number): void {
+  [canvas.width, canvas.height] = [drawn(rows[0], COLUMNS, sink).length, rows.length];
   const brush = canvas.getContext("2d") as CanvasRenderingContext2D;
   rows.forEach((weights, r) =>
-    pooled(weights, COLUMNS).forEach((weight, x) => {
+    drawn(weights, COLUMNS, sink).forEach((weight, x) => {
       if (Number.isNaN(weight)) return;
       brush.fillStyle = css(ramp(SCALES[scale], toned(weight, 1, "root")));
       brush.fillRect(x, r, 1, 1);
@@ -28,8 +34,8 @@ function drawMap(canvas: HTMLCanvasElement, rows: readonly Float64Array[], scale
   );
 }
 
-const barElements = (weights: Float64Array): HTMLElement[] =>
-  Array.from(pooled(weights, BARS), (weight) => {
+const barElements = (weights: Float64Array, sink: number): HTMLElement[] =>
+  Array.from(drawn(weights, BARS, sink), (weight) => {
     const bar = h("span", {});
     bar.style.setProperty("--size", String(weight || 0));
     return bar;
@@ -44,12 +50,12 @@ export function scaleSide(name: string): ScaleSide {
   return {
     element: h("div", { class: "side" }, title, h("div", { class: "drawn sheet" }, canvas, mark), bars, told),
     title,
-    show(rows, marked, scale) {
-      drawMap(canvas, rows, scale);
+    show(rows, marked, scale, sink) {
+      drawMap(canvas, rows, scale, sink);
       mark.style.top = `${(100 * marked) / rows.length}%`;
       mark.style.height = `${100 / rows.length}%`;
-      bars.replaceChildren(...barElements(rows[marked]));
-      const { entropy, largest, gradient } = measures(rows[marked]);
+      bars.replaceChildren(...barElements(rows[marked], sink));
+      const { entropy, largest, gradient } = measured(rows[marked], sink);
       const said = [
         ["largest weight", largest],
         ["entropy", entropy],

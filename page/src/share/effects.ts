@@ -5,7 +5,7 @@ import { pixelTable, SCALES } from "../numbers/colour";
 import { change, effectsOf, percent } from "../numbers/effects";
 import { toHalf } from "../numbers/half";
 import { count, printable, rounded } from "../numbers/format";
-import { measures, softmax } from "../numbers/softmax";
+import { measures, restOf, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
 import { chosenQuery, headAt, headName, layerOf, named, tokensOf, type Context } from "../views/view";
 import { BLUE, drawBars, ORANGE, type Bar } from "./bars";
@@ -14,6 +14,9 @@ import { capital, nameOfHead, ofText, printed, WIDE } from "./frame";
 
 /** Queries and keys that are drawn, at most, those up to the chosen query. */
 const MOST = 256;
+
+/** Pixels of a learned sink's column and the gap after it. */
+const SINK = 18;
 
 /** Heads that are listed, those that change the loss most. */
 const LISTED = 24;
@@ -26,20 +29,26 @@ function drawSide(
   rows: number,
   marked: number,
   factor: number,
-  x: number,
+  left: number,
   side: number,
 ): string {
   const { state } = context.store;
   const cols = dots.length / rows;
   const table = pixelTable(SCALES[printed(state)], 1, "root");
   const data = new Uint32Array(dots.length);
+  const sink = layerOf(context).sinks?.[state.head] ?? -Infinity;
+  const sunk = sink > -Infinity ? SINK : 0;
+  const rest = new Uint32Array(rows);
   let mine = new Float64Array(0);
   for (let r = 0; r < rows; r++) {
-    const weights = softmax(dots.subarray(r * cols, (r + 1) * cols), factor);
+    const weights = softmax(dots.subarray(r * cols, (r + 1) * cols), factor, sink);
+    rest[r] = table[toHalf(restOf(weights))];
     if (r === marked) mine = new Float64Array(weights);
     weights.forEach((weight, c) => (data[r * cols + c] = table[toHalf(weight)]));
   }
-  const step = side / Math.max(rows, cols);
+  const x = left + sunk;
+  const step = Math.min(side / rows, (side - sunk) / cols);
+  if (sunk) drawing.picture(left, 30, sunk - 6, rows * step, { rows, cols: 1, data: rest });
   drawing.picture(x, 30, cols * step, rows * step, { rows, cols, data });
   drawing.box(x, 30, cols * step, rows * step, "none", LINE);
   drawing.box(x, 30 + marked * step, cols * step, Math.max(2, step), "none", ORANGE, 1.5);
@@ -48,7 +57,7 @@ function drawSide(
     if (weight > 0) drawing.box(x + c * step, base - weight * high, Math.max(0.5, step - 0.5), weight * high, BLUE);
   });
   drawing.path(`M${x} ${base}H${x + cols * step}`, LINE, 1);
-  const { entropy, largest, gradient } = measures(mine);
+  const { entropy, largest, gradient } = measures(sunk ? [...mine, restOf(mine)] : mine);
   return `largest weight ${largest.toFixed(2)}, entropy ${entropy.toFixed(2)}, gradient ${gradient.toFixed(2)}`;
 }
 
@@ -75,7 +84,7 @@ export async function scaleFigure(context: Context): Promise<Drawing> {
   for (const [x, told] of said) drawing.text(x, below, told, { size: 10.5 });
   const part = whole ? "" : ` Queries ${count(r0)} to ${count(r1 - 1)}, keys ${count(c0)} to ${count(c1 - 1)}.`;
   drawing.caption(
-    `${capital(nameOfHead(context))} ${ofText(context)}, its scores with and without 1/√d: rows are queries, columns keys; ` +
+    `${capital(nameOfHead(context))} ${ofText(context)}, its scores with and without 1/√d: rows are queries, columns keys${layer.sink ? ", before them the learned sink" : ""}; ` +
       `colours go by the square root of the weight, from 0 to 1. The marked row, as bars below, is query ` +
       `${await named(context, "query", i)}.${part}`,
   );

@@ -1,7 +1,7 @@
 import type { Layer } from "../data";
 import { choice, h, redraw } from "../dom";
 import { figure } from "../numbers/format";
-import { curvesOf, isUsual, rowOf, rowsWith, SIDES, weightsOf, type Against, type DotBlock } from "../numbers/scaled";
+import { curvesOf, isUsual, rowsWith, SIDES, weightsOf, type Against, type DotBlock } from "../numbers/scaled";
 import { tokenChooser } from "../parts/chooser";
 import { powerSlider } from "../parts/powerslider";
 import { measureCharts, varianceChart } from "../parts/scalecharts";
@@ -82,8 +82,8 @@ function scaleMain(context: Context) {
   const hide = (hidden: boolean): void => void (pair.hidden = charts.hidden = hidden);
   const draw = ({ block, i, variance }: Shown, { temperature, against }: Settings): void => {
     const colours = scaleName(context.store.state);
-    for (const side of SIDES) sides[side].show(weightsOf(block, side, temperature), i - block.r0, colours);
-    const curves = curvesOf(rowOf(block, i), against, block.d, temperature);
+    for (const side of SIDES) sides[side].show(weightsOf(block, side, temperature), i - block.r0, colours, block.sink);
+    const curves = curvesOf(block, i, against, temperature);
     const [axis, mark] = against === "d" ? ["d, features of random vectors", block.d] : ["temperature", temperature];
     charts.replaceChildren(
       ...measureCharts(curves, axis, mark),
@@ -98,13 +98,14 @@ async function shownOf(context: Context): Promise<Shown> {
   const { data, store } = context;
   const [at, layer] = [headAt(store.state), layerOf(context)];
   const i = chosenQuery(store.state, layer);
+  const sink = layer.sinks?.[at.head] ?? -Infinity;
   const [r0, r1] = rowsWith(i, layer.n_q, layer.n_k);
   const [dots, variance] = await Promise.all([
     data.dots(at, r0, r1, 0, layer.n_k),
     data.variance(at),
     tokensOf(context).query?.load(i, i + 1),
   ]);
-  return { block: { dots, r0, r1, n_k: layer.n_k, d: layer.d }, i, variance };
+  return { block: { dots, r0, r1, n_k: layer.n_k, d: layer.d, sink }, i, variance };
 }
 
 /** Scores with and without 1/√d side by side, at any temperature. */
