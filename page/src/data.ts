@@ -17,6 +17,8 @@ export interface Layer {
   d: number;
   causal: boolean;
   cross: boolean;
+  /** The key where query 0 stands, if that is another than key 0: queries are the last of the keys, after a cache. */
+  offset?: number;
   /** The rules of its scores, as text. */
   rules: string;
   /** Whether its scores are scale · q · k alone, with no mask or a causal one. */

@@ -7,12 +7,15 @@ const steps = { start: 0, step: 1, label: "mean weight", values: [0.5, 0.75], ed
 
 describe("charts of a head", () => {
   it("are of the profiles that are there, in an order of their own", () => {
-    expect(chartsOf({ received: line, offset: steps, unknown: line }).map(({ key, axis }) => [key, axis])).toEqual([
+    expect(
+      chartsOf({ received: line, offset: steps, unknown: line }, false).map(({ key, axis }) => [key, axis]),
+    ).toEqual([
       ["offset", "distance: query − key"],
       ["received", "key"],
     ]);
     expect(axisOf("entropy")).toBe("query");
-    expect(chartsOf({})).toEqual([]);
+    expect(chartsOf({}, false)).toEqual([]);
+    expect(chartsOf({ offset: steps }, true)).toEqual([]);
   });
 
   it("say where they are highest", () => {

@@ -6,7 +6,8 @@ import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
 import { largestHere } from "../src/parts/legend";
 import { stepOf } from "../src/parts/shadedlines";
 import { arcPath } from "../src/parts/wordline";
-import { sameTokens } from "../src/views/view";
+import { partOfScale } from "../src/share/effects";
+import { keyOf, sameTokens } from "../src/views/view";
 
 const layer = (n_q: number, n_k: number, cross = false): Layer => ({ n_q, n_k, cross }) as Layer;
 const none = new Float32Array(0);
@@ -65,6 +66,24 @@ describe("arcs", () => {
 describe("two texts", () => {
   it("are known by their kind and their lengths", () => {
     expect([layer(4, 4), layer(4, 4, true), layer(4, 9)].map(sameTokens)).toEqual([true, false, false]);
+  });
+});
+
+describe("queries after a cache", () => {
+  const later = { ...layer(4, 900), offset: 896 };
+  it("stand at the last keys", () => {
+    expect([0, 3].map((i) => keyOf(later, i))).toEqual([896, 899]);
+    expect([keyOf(layer(4, 900), 3), keyOf(layer(4, 900, true), 3), keyOf({ ...later, offset: -2 }, 1)]).toEqual([
+      3,
+      null,
+      0,
+    ]);
+  });
+  it("are drawn in Scale with the keys before them", () => {
+    expect(partOfScale(later, 1)).toEqual({ r0: 0, r1: 2, c0: 642, c1: 898 });
+    expect(partOfScale({ ...layer(900, 900) }, 899)).toEqual({ r0: 644, r1: 900, c0: 644, c1: 900 });
+    expect(partOfScale(layer(4, 900, true), 1)).toEqual({ r0: 0, r1: 2, c0: 0, c1: 256 });
+    expect(partOfScale(layer(4, 9, true), 1)).toEqual({ r0: 0, r1: 4, c0: 0, c1: 9 });
   });
 });
 

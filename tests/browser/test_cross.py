@@ -108,3 +108,21 @@ def test_lists_leave_aside_what_most_heads_look_at(tab: Tab) -> None:
     page.locator(".aside-line button").first.click()
     page.wait_for_selector(".strongest button[data-token='20']")
     assert "near=true" in page.url
+
+
+def test_every_view_names_keys_by_their_own_tokens(tab: Tab) -> None:
+    keys = {"cross": ["the·", "white·", "cat·", "is·", "sleeping"], "arrays-2": [w.replace(" ", "·") for w in WORDS]}
+    for scene, names in keys.items():
+        page = tab.open(f"view=token&scene={scene}&layer=0&head=0")
+        page.wait_for_selector(READY["token"])
+        assert page.locator(".cell .word").first.inner_text() in names
+        page = tab.turn(f"view=steps&scene={scene}&layer=0&head=0&i=1&j=2", READY["steps"])
+        page.wait_for_function(f"() => document.querySelectorAll('.controls .word')[1].textContent === '{names[2]}'")
+        page = tab.turn(f"view=compare&scene={scene}&layer=0&head=0&i=1&j=4", READY["compare"])
+        page.wait_for_function(f"() => document.querySelector('.readout').innerText.includes('key 4 “{names[4]}”')")
+        page = tab.turn(f"view=scale&scene={scene}&layer=0&head=0", READY["scale"])
+        assert page.eval_on_selector(".scale canvas", "one => one.width") == len(names)
+        page = tab.turn(f"view=profiles&scene={scene}&layer=0&head=0", READY["profiles"])
+        assert page.locator("figcaption", has_text="By distance").count() == (0 if scene == "cross" else 1)
+        page = tab.turn(f"view=heads&scene={scene}", ".heads .one-kind")
+        assert page.get_by_text("Queries and keys are two texts.").count() == (5 if scene == "cross" else 0)

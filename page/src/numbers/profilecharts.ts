@@ -44,12 +44,16 @@ const CHARTS: readonly Chart[] = [
 /** What runs along the chart of a profile. */
 export const axisOf = (key: string): string => CHARTS.find((chart) => chart.key === key)?.axis ?? "query";
 
-/** The charts of those profiles that are there. */
-export const chartsOf = (profiles: Readonly<Record<string, Profile>>): (Chart & { profile: Profile })[] =>
-  CHARTS.flatMap((chart) => {
-    const profile = profiles[chart.key];
+/** The charts of those profiles that are there; the tokens of two texts have no distance. */
+export function chartsOf(
+  profiles: Readonly<Record<string, Profile>>,
+  cross: boolean,
+): (Chart & { profile: Profile })[] {
+  return CHARTS.flatMap((chart) => {
+    const profile = cross && chart.key === "offset" ? undefined : profiles[chart.key];
     return profile ? [{ ...chart, profile }] : [];
   });
+}
 
 /** The positions that the values of a profile without bins are of. */
 export const positionsOf = ({ start, step, values }: Profile): number[] => values.map((_, k) => start + k * step);

@@ -30,14 +30,18 @@ function strongest({ scene, store }: Context, kind: string, { rows }: Heads): HT
     });
 }
 
-export const kindList = (context: Context, heads: Heads): HTMLElement[] =>
-  context.words.kinds.map(({ name, definition }) => {
+export function kindList(context: Context, heads: Heads): HTMLElement[] {
+  const missing = context.scene.layers[0].cross
+    ? "Queries and keys are two texts."
+    : "Nothing repeats here, or there are no tokens.";
+  return context.words.kinds.map(({ name, definition }) => {
     const list = strongest(context, name, heads);
     return h(
       "div",
       { class: "one-kind" },
       h("h2", {}, name),
-      h("p", {}, list.length ? definition : "Nothing repeats here, or there are no tokens."),
+      h("p", {}, list.length ? definition : missing),
       h("ol", { class: "shares" }, ...list),
     );
   });
+}

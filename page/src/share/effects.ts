@@ -1,16 +1,17 @@
 /** What 1/√d does to scores, and what a head does for the loss, as figures. */
 
-import type { Ablation, Ablations } from "../data";
+import type { Ablation, Ablations, Layer } from "../data";
 import { pixelTable, SCALES } from "../numbers/colour";
 import { change, effectsOf, percent } from "../numbers/effects";
 import { toHalf } from "../numbers/half";
 import { count, printable, rounded } from "../numbers/format";
 import { measures, restOf, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
-import { chosenQuery, headAt, headName, layerOf, named, tokensOf, type Context } from "../views/view";
+import { chosenQuery, headAt, headName, keyOf, layerOf, named, tokensOf, type Context } from "../views/view";
 import { BLUE, drawBars, ORANGE, type Bar } from "./bars";
 import { Drawing, LINE } from "./drawing";
 import { capital, nameOfHead, ofText, printed, WIDE } from "./frame";
+import type { Part } from "./maps";
 
 /** Queries and keys that are drawn, at most, those up to the chosen query. */
 const MOST = 256;
@@ -61,12 +62,19 @@ function drawSide(
   return `largest weight ${largest.toFixed(2)}, entropy ${entropy.toFixed(2)}, gradient ${gradient.toFixed(2)}`;
 }
 
+/** The queries and keys that are drawn, query i among them, and the key where it stands. */
+export function partOfScale(layer: Layer, i: number): Part {
+  const { n_q, n_k } = layer;
+  if (Math.max(n_q, n_k) <= MOST) return { r0: 0, r1: n_q, c0: 0, c1: n_k };
+  const end = (keyOf(layer, i) ?? MOST - 1) + 1;
+  return { r0: Math.max(0, i + 1 - MOST), r1: i + 1, c0: Math.max(0, end - MOST), c1: Math.min(n_k, end) };
+}
+
 export async function scaleFigure(context: Context): Promise<Drawing> {
   const layer = layerOf(context);
   const i = chosenQuery(context.store.state, layer);
-  const whole = Math.max(layer.n_q, layer.n_k) <= MOST;
-  const [r0, r1] = whole ? [0, layer.n_q] : [Math.max(0, i + 1 - MOST), i + 1];
-  const [c0, c1] = whole ? [0, layer.n_k] : [Math.max(0, Math.min(layer.n_k, r1) - MOST), Math.min(layer.n_k, r1)];
+  const { r0, r1, c0, c1 } = partOfScale(layer, i);
+  const whole = r1 - r0 === layer.n_q && c1 - c0 === layer.n_k;
   const dots = await context.data.dots(headAt(context.store.state), r0, r1, c0, c1);
   const drawing = new Drawing(WIDE, `Scores with and without 1/√d: ${nameOfHead(context)} ${ofText(context)}`);
   const side = (WIDE - 48) / 2;

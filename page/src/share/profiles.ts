@@ -4,7 +4,7 @@ import type { Profile } from "../data";
 import { count, rounded } from "../numbers/format";
 import { axisOf, positionsOf } from "../numbers/profilecharts";
 import { binAt, stairs } from "../numbers/stairs";
-import { headAt, type Context } from "../views/view";
+import { headAt, layerOf, type Context } from "../views/view";
 import { Drawing, LINE, SOFT, wrapped } from "./drawing";
 import { capital, nameOfHead, ofText, WIDE } from "./frame";
 
@@ -65,11 +65,12 @@ function drawProfile(drawing: Drawing, key: string, profile: Profile, x0: number
 export async function profilesFigure(context: Context): Promise<Drawing> {
   const profiles = await context.data.profiles(headAt(context.store.state));
   const drawing = new Drawing(WIDE, `Profiles of ${nameOfHead(context)} ${ofText(context)}`);
-  Object.entries(profiles).forEach(([key, profile], n) =>
+  const { cross } = layerOf(context);
+  const drawn = Object.entries(profiles).filter(([key]) => key !== "offset" || !cross);
+  drawn.forEach(([key, profile], n) =>
     drawProfile(drawing, key, profile, (n % 2) * CHART.wide, Math.floor(n / 2) * CHART.high),
   );
-  drawing.caption(
-    `${capital(nameOfHead(context))} ${ofText(context)} along its positions; distances on a logarithmic axis.`,
-  );
+  const distances = cross ? "" : "; distances on a logarithmic axis";
+  drawing.caption(`${capital(nameOfHead(context))} ${ofText(context)} along its positions${distances}.`);
   return drawing;
 }

@@ -10,6 +10,7 @@ import type { State } from "../state";
 import {
   chosenQuery,
   headAt,
+  keyOf,
   latest,
   layerOf,
   sameTokens,
@@ -67,8 +68,8 @@ class Arcs implements View {
     const layer = layerOf(this.context);
     const i = chosenQuery(state, layer);
     if (sameTokens(layer)) return { i, j: i };
-    const beside = layer.n_q > 1 ? Math.round((i * (layer.n_k - 1)) / (layer.n_q - 1)) : layer.n_k - 1;
-    return { i, j: state.j < 0 ? beside : Math.min(state.j, layer.n_k - 1) };
+    const across = layer.n_q > 1 ? Math.round((i * (layer.n_k - 1)) / (layer.n_q - 1)) : layer.n_k - 1;
+    return { i, j: state.j < 0 ? (keyOf(layer, i) ?? across) : Math.min(state.j, layer.n_k - 1) };
   }
 
   private show(): void {

@@ -6,7 +6,7 @@ import { chartsOf, summary } from "../numbers/profilecharts";
 import { stairs } from "../numbers/stairs";
 import { linePlot, stepsPlot } from "../parts/plots";
 import type { State } from "../state";
-import { headAt, latest, touches, type Context, type MakeView, type View } from "./view";
+import { headAt, latest, layerOf, touches, type Context, type MakeView, type View } from "./view";
 
 /** Pixels of a chart from top to bottom, at least and at most. */
 const TALL = [170, 260] as const;
@@ -72,7 +72,7 @@ class ProfilesView implements View {
   /** Draws every chart anew. */
   private draw(): void {
     for (const plot of this.plots) plot.destroy();
-    const charts = chartsOf(this.profiles);
+    const charts = chartsOf(this.profiles, layerOf(this.context).cross);
     const places = charts.map(({ profile, title }) =>
       h("div", { class: "plot", role: "img", "aria-label": summary(profile, title) }),
     );

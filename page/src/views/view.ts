@@ -67,6 +67,10 @@ export function sinksOf({ data, scenes }: Pick<Context, "data" | "scenes">, at: 
 /** Whether query t and key t are the same token: not in cross-attention, nor where queries are the last of the keys. */
 export const sameTokens = ({ cross, n_q, n_k }: Layer): boolean => !cross && n_q === n_k;
 
+/** The key where query i stands in its text; null where the keys are of another text. */
+export const keyOf = ({ cross, n_k, offset = 0 }: Layer, i: number): number | null =>
+  cross ? null : Math.max(0, Math.min(n_k - 1, i + offset));
+
 /** The scale of colours: unless another was chosen, from paper to ink, and from dark paper to light. */
 export function scaleName(state: State): ScaleName {
   return state.scale === "auto" ? (state.dark ? "night" : "ink") : state.scale;

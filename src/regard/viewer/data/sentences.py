@@ -93,6 +93,11 @@ def view(name: str, more: str = MORE[0], *, sink: bool = False) -> str:
     return VIEWS[name].replace("{more}", more).replace("{sum}", SUMS[sink])
 
 
+def unscored(*, cross: bool) -> str:
+    """Return why heads have no score of a kind."""
+    return "queries and keys are two texts" if cross else "nothing repeats"
+
+
 def quoted(token: str, most: int = 24) -> str:
     """Return a token in quotation marks, on one line, shortened in the middle.
 

@@ -37,11 +37,12 @@ def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick,
     last = scene.layers[0].problem.n_q - 1
     first = {"scene": name, "i": last, "j": -1, "layer": picked.layer, "head": picked.head, "type": False}
     called = _called(scene, picked.layer, picked.head)
+    sums = sentences.SUMS[scene.layers[picked.layer].problem.sink is not None]
     steps = [
         TourStep(
             "What a map is",
             f"This is one head, {called}. Each row is a token that looks, a query; each column is one it may look at, "
-            "a key. The cell says how much, from 0 to 1, and every row sums to 1. The marked cell is where the "
+            f"a key. The cell says how much, from 0 to 1, and {sums}. The marked cell is where the "
             f"{'last' if picked.query < 0 else 'marked'} row looks most. On the right is that row alone.",
             first | {"view": "overview", "i": last if picked.query < 0 else picked.query},
         )

@@ -142,14 +142,17 @@ class SceneLayer:
         """Return the layer's entry in the page's list of scenes."""
         p = self.problem
         scored = next(iter(self.known.values()), self)  # what the page says of scores is of these
-        of_sink = p.sink is not None and not self.lacks
-        sinks = {"sinks": [float(x) if np.isfinite(x) else None for x in p.sink]} if of_sink else {}
+        more: dict[str, Any] = {}
+        if p.sink is not None and not self.lacks:
+            more["sinks"] = [float(x) if np.isfinite(x) else None for x in p.sink]
+        if not self.cross and p.offset.any():
+            more["offset"] = int(p.offset[0])
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k,
             "d": scored.problem.d, "causal": self.causal, "cross": self.cross,
             "rules": "" if self.lacks else rules_of(p), "plain": scored.plain, "scale": float(scored.problem.scale),
             "number": self.number, "numbers": list(self.numbers), "sink": p.sink is not None, "lacks": self.lacks,
-            "known": sorted(self.known), **sinks,
+            "known": sorted(self.known), **more,
         }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def _strongest(drawing: Canvas, data: LookData, top: float) -> None:
         for rank, (layer, head, score) in enumerate(heads):
             _bar(drawing, _LEFT, y + (1.95 + rank) * step, data.name(layer, head), score)
         if not heads:
-            drawing.shapes.append(Text(_LEFT, y + 1.95 * step, "nothing repeats", 16.5))
+            drawing.shapes.append(Text(_LEFT, y + 1.95 * step, sentences.unscored(cross=data.cross), 16.5))
 
 
 def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float) -> None:

@@ -88,7 +88,8 @@ def _strongest(data: LookData, screen: Screen) -> RenderableType:
     for kind in FEATURED:
         heads = data.strongest(kind.name)
         if not heads:
-            table.add_row(Text(kind.name, style="bold"), "", "", Text("nothing repeats", style="dim"))
+            reason = sentences.unscored(cross=data.cross)
+            table.add_row(Text(kind.name, style="bold"), "", "", Text(reason, style="dim"))
         for rank, (layer, head, score) in enumerate(heads):
             title = (Text(kind.name, style="bold"), Text(kind.meaning, style="dim"), Text())[min(rank, 2)]
             table.add_row(title, data.name(layer, head), f"{score:.3f}", _bar(score, screen))
