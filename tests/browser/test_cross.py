@@ -26,6 +26,7 @@ def viewer(needed: None) -> Iterator[Any]:
         sources.translation(),
         sources.arrays(**SINK, tokens=WORDS),
         sources.arrays(**LATER, tokens=WORDS[-4:], key_tokens=WORDS),
+        sources.arrays(*structured(24, 9)[:3], causal=True),
     ]
     with serving(scenes) as viewer:
         yield viewer
@@ -126,3 +127,31 @@ def test_every_view_names_keys_by_their_own_tokens(tab: Tab) -> None:
         assert page.locator("figcaption", has_text="By distance").count() == (0 if scene == "cross" else 1)
         page = tab.turn(f"view=heads&scene={scene}", ".heads .one-kind")
         assert page.get_by_text("Queries and keys are two texts.").count() == (5 if scene == "cross" else 0)
+
+
+# The heads in each line of a box.
+LINES = """boxes => boxes.map(box => Object.values(
+  Object.groupBy([...box.children], one => Math.round(one.getBoundingClientRect().top))).map(line => line.length))"""
+SEES_ALL = """() => document.querySelector(".stage.all") &&
+  getComputedStyle(document.querySelector(".navigator")).visibility === "hidden" """
+
+
+def test_nine_heads_are_wrapped_evenly_and_no_minimap_covers_a_whole_map(tab: Tab) -> None:
+    for state, boxes in (
+        ("view=heads&scene=arrays-3", ".layer .row"),
+        ("view=heads&scene=arrays-3&sort=entropy", ".cards"),
+        ("view=overview&scene=arrays-3", ".gridheads"),
+    ):
+        page = tab.open(state)
+        page.wait_for_selector(READY[state.partition("&")[0][5:]])
+        for width in (320, 640, 738, 1000, 1300, 1700, 2560):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function(
+                f"() => ({LINES})([...document.querySelectorAll('{boxes}')]).flat().every((n, k, all) => "
+                "Math.max(...all) - n <= 1)"
+            )
+    for scene in ("arrays", "arrays-2"):
+        page = tab.turn(f"view=map&scene={scene}", READY["map"])
+        for width in (320, 1020, 1040):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function(SEES_ALL)

@@ -535,6 +535,11 @@ def test_pictures_of_two_texts_name_each_by_its_own_tokens(queries: str, keys: s
     assert not re.search(r'stroke="#[0-9a-f]+" stroke-width="2.5"', drawn)  # no key is the chosen query
 
 
+def test_terminal_wraps_nine_heads_into_even_lines():
+    lines = re.findall(r"^ +((?:H\d +)+)$", printed(made_up(["a", "b", "c"], heads=9)), re.MULTILINE)
+    assert [len(line.split()) for line in lines] == [5, 4, 5, 4]
+
+
 # Learned sinks
 
 

@@ -112,7 +112,11 @@ export class DeepMap {
     this.watchPointer();
     this.watcher = new ResizeObserver(() => {
       this.fit();
-      if (this.whole && this.viewer.isOpen()) this.home(true);
+      if (this.whole && this.viewer.isOpen()) {
+        this.home(true);
+        // OpenSeadragon learns the new size with its next frame, and then zooms by itself.
+        this.viewer.addOnceHandler("update-viewport", () => this.whole && this.home(true));
+      }
       this.draw();
     });
     this.watcher.observe(this.element);

@@ -12,7 +12,8 @@ export function keepEven(box: HTMLElement, rows: string): { readonly set: () => 
     for (const row of box.querySelectorAll<HTMLElement>(rows)) {
       const style = getComputedStyle(row);
       const [least, gap] = [parseFloat(style.getPropertyValue("--least")), parseFloat(style.columnGap) || 0];
-      const columns = evenColumns(row.childElementCount, row.clientWidth, least, gap);
+      const room = row.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      const columns = evenColumns(row.childElementCount, room, least, gap);
       row.style.setProperty("--columns", String(columns));
     }
   };

@@ -49,7 +49,7 @@ class HeadsView implements View {
   );
   private heads: Heads;
   private readonly wanted = new IntersectionObserver((entries) => this.fill(entries), { rootMargin: "300px" });
-  private readonly even = keepEven(this.main, ".layer .row");
+  private readonly even = keepEven(this.main, ".layer .row, .cards:not(.by-layer)");
   private readonly load: ReturnType<typeof latest>;
 
   constructor(private readonly context: Context) {

@@ -55,11 +55,13 @@ def _overview(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     """Return a grid of thumbnails, a row for each layer, wrapped to the width."""
     room = screen.width - 6
     side = max(9, min(16, room // data.heads - 2))
-    beside = max(1, min(data.heads, (room + 2) // (side + 2)))
+    most = max(1, (room + 2) // (side + 2))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for layer in range(data.layers):
-        for first in range(0, data.heads_of(layer), beside):
-            heads = range(first, min(first + beside, data.heads_of(layer)))
+        count = data.heads_of(layer)
+        beside = -(-count // -(-count // most))  # lines of even length: nine heads as 5 + 4
+        for first in range(0, count, beside):
+            heads = range(first, min(first + beside, count))
             cells = [_thumbnail(data, Choice(layer, head, 0), side, choice, screen) for head in heads]
             grid.add_row(Text("" if first else f"L{data.number(layer)}", style="bold"), *cells)
     return grid
