@@ -49,9 +49,12 @@ export class Legend {
     }
     const step = perPixel(info, level);
     const pooled = step === 1 ? "" : `, ${look.kind} pooling of ${step} × ${step} pairs`;
-    const of = `weight, up to the largest of the map${pooled}`;
-    const known =
-      picture.done < 1 ? `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there` : "";
+    // A scale that still grows has no end to tell of.
+    const [end, known] =
+      picture.done < 1
+        ? ["", `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there`]
+        : [", up to the largest of the map", ""];
+    const of = `weight${end}${pooled}`;
     this.text.textContent = (picture.signed ? `left − right; ${of}` : of) + known;
   }
 }
