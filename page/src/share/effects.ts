@@ -4,6 +4,7 @@ import type { Ablation, Ablations, Layer } from "../data";
 import { pixelTable, SCALES } from "../numbers/colour";
 import { change, effectsOf, percent } from "../numbers/effects";
 import { toHalf } from "../numbers/half";
+import type { Part } from "../numbers/levels";
 import { count, printable, rounded } from "../numbers/format";
 import { measures, restOf, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
@@ -11,7 +12,6 @@ import { chosenQuery, headAt, headName, keyOf, layerOf, named, tokensOf, type Co
 import { BLUE, drawBars, ORANGE, type Bar } from "./bars";
 import { Drawing, LINE } from "./drawing";
 import { capital, nameOfHead, ofText, printed, WIDE } from "./frame";
-import type { Part } from "./maps";
 
 /** Queries and keys that are drawn, at most, those up to the chosen query. */
 const MOST = 256;
