@@ -99,8 +99,8 @@ export class App {
   /** How many views there were: what goes wrong in one that is gone is nobody's business. */
   private views = 0;
   private editor: Editor | null = null;
-  /** Whether another text takes this one's place: what is still asked of this one is nobody's business. */
-  private leaving = false;
+  /** The scene whose place another text takes: what is still asked of it is nobody's business. */
+  private leaving = "";
   private theme: Theme = "auto";
   private readonly endings: (() => void)[] = [];
 
@@ -282,7 +282,11 @@ export class App {
     const { state } = this.store;
     const [at, i] = [headAt(state), chosenQuery(state, this.scene.layers[state.layer])];
     if (state.j < 0 && !WITHOUT_KEY.has(state.view) && this.data.knownPeak(at, i) === undefined) {
-      void this.data.peak(at, i).then(() => this.store.state === state && this.show());
+      const { id } = this.scene;
+      void this.data.peak(at, i).then(
+        () => this.store.state === state && this.show(),
+        (error: unknown) => this.store.state === state && this.leaving !== id && this.fail(error),
+      );
       return;
     }
     const changed = new Set(this.unseen);
@@ -343,16 +347,17 @@ export class App {
   private mount(): void {
     const { state } = this.store;
     this.clear();
-    this.leaving = false;
+    const { scene } = this;
+    if (this.leaving !== scene.id) this.leaving = "";
     this.drawHeader();
     const mine = ++this.views;
     const context: Context = {
       data: this.data,
       store: this.store,
       scenes: this.scenes,
-      scene: this.scene,
+      scene,
       words: this.words,
-      fail: (error) => mine === this.views && !this.leaving && this.fail(error),
+      fail: (error) => mine === this.views && this.leaving !== scene.id && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
     this.context = context;
@@ -406,7 +411,7 @@ export class App {
     const compared = this.store.state.other.split(/[:/]/)[0];
     const before = this.scene.id;
     let after = before;
-    this.leaving = true;
+    this.leaving = before;
     try {
       const scene = await this.made(before, settings, refines === compared ? "" : refines, compared);
       after = scene.id;
@@ -417,7 +422,7 @@ export class App {
       this.store.set(part, refines ? "refine" : "step");
       return scene;
     } finally {
-      if (after === before) this.leaving = false;
+      if (after === before) this.leaving = "";
     }
   }
 

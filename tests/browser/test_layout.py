@@ -73,6 +73,38 @@ def test_nothing_moves_while_one_types(tab: Tab) -> None:
     assert page.locator(".editor").bounding_box() == bottom
 
 
+def test_a_text_that_gives_way_while_it_is_mounted_is_not_missed(tab: Tab) -> None:
+    page = tab.open("view=text&layer=2&head=2&type=true")
+    page.wait_for_selector(READY["text"])
+    page.wait_for_load_state("networkidle")
+    kept: list[Any] = []
+
+    def typed(text: str, asked: str) -> None:
+        """Type, and keep the server's first answer to what is asked then from the page for now."""
+        mine: list[Any] = []
+
+        def late(route: Any) -> None:
+            if mine:
+                route.continue_()
+            else:
+                mine.append(route)
+                kept.append((route, route.fetch()))
+
+        page.route(asked, late)
+        page.locator("textarea").fill(text)
+        while not any(route in mine for route, _ in kept):
+            page.wait_for_timeout(20)
+
+    typed("Nobody knew", "**/row/**")  # which the page waits for, before it shows the text
+    tab.expected = ("404",)
+    typed("Nobody knew why", "**/run")  # whose text takes the place of the last one
+    for route, answer in kept:
+        route.fulfill(response=answer)
+        page.wait_for_timeout(100)
+        assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
+    page.wait_for_function("() => document.querySelectorAll('.view.text .token').length === 16")
+
+
 def test_help_opens_at_its_beginning(tab: Tab) -> None:
     page = tab.open("view=heads")
     page.wait_for_selector(READY["heads"])
