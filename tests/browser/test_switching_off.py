@@ -99,6 +99,8 @@ def test_what_is_taken_along_stands_beside_the_weight(tab: Tab, view: str) -> No
 def test_other_scenes_say_why_not(tab: Tab) -> None:
     page = tab.open("view=ablation&scene=arrays&i=40")
     page.wait_for_selector("[data-key]")
-    assert "models that run here" in page.locator(".ablation .empty").inner_text()
+    said = page.locator(".ablation .empty").inner_text()
+    assert "Arrays are queries and keys without the model" in said
+    assert f"The heads of “{SENTENCE[:6]}" in said
     assert page.locator(".effects").is_hidden()
     assert not tab.api("/ablation")

@@ -9,6 +9,7 @@ import { count, printable, rounded } from "../numbers/format";
 import { measures, restOf, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
 import { chosenQuery, headAt, headName, keyOf, layerOf, named, tokensOf, type Context } from "../views/view";
+import { runsHere } from "../views/switching";
 import { BLUE, drawBars, ORANGE, type Bar } from "./bars";
 import { Drawing, LINE } from "./drawing";
 import { capital, nameOfHead, ofText, printed, WIDE } from "./frame";
@@ -149,7 +150,7 @@ async function takenFigure(context: Context): Promise<Drawing> {
 
 export async function ablationFigure(context: Context): Promise<Drawing> {
   const { data, store, scene } = context;
-  if (!scene.settings || (data.source.kind === "file" && !scene.editable)) return takenFigure(context);
+  if (!runsHere(scene, data.source.kind)) return takenFigure(context);
   const at = headAt(store.state);
   const how = store.state.without === "mean" ? "mean" : "zero";
   const i = chosenQuery(store.state, layerOf(context));

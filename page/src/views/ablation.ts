@@ -5,6 +5,7 @@ import { EffectList } from "../parts/effectlist";
 import { moved } from "../parts/moved";
 import { withoutHead } from "../parts/withouthead";
 import type { State } from "../state";
+import { whyNot } from "./switching";
 import {
   chosenQuery,
   headAt,
@@ -18,20 +19,10 @@ import {
   type View,
 } from "./view";
 
-const NO_MODEL = "A saved page has no model: start `regard look` to switch a head off.";
-const NOT_HERE =
-  "Heads can be switched off in models that run here: choose a text of regard's example model, above or by `regard look`.";
-
 const REPLACEMENTS = [
   ["zero", "nothing"],
   ["mean", "its mean over the text"],
 ] as const;
-
-/** Why no head of a scene can be switched off; empty if they can. */
-function whyNot({ data, scene }: Context): string {
-  if (data.source.kind === "file" && !scene.editable) return NO_MODEL;
-  return scene.settings ? "" : NOT_HERE;
-}
 
 export const ablationView: MakeView = (context) => new AblationView(context);
 
@@ -43,18 +34,19 @@ class AblationView implements View {
   /** What the chosen head takes along. */
   private readonly row = h("div", { class: "moved" });
   readonly element: HTMLElement;
+  /** What is missing for a head to be switched off; empty if nothing is. */
   private readonly why: string;
   private readonly loadList;
   private readonly loadDetail;
   private readonly loadRow;
 
   constructor(private readonly context: Context) {
-    const { store, scene } = context;
+    const { data, store, scene, scenes } = context;
     this.loadList = latest(context.fail);
     this.loadDetail = latest(context.fail);
     this.loadRow = latest(context.fail);
     this.list = new EffectList(scene, (head) => store.set(head));
-    this.why = whyNot(context);
+    this.why = whyNot(scene, scenes, data.source.kind);
     this.list.element.hidden = this.detail.hidden = Boolean(this.why);
     this.detail.addEventListener("click", (event) => {
       const token = (event.target as HTMLElement).closest<HTMLElement>("[data-token]")?.dataset.token;
