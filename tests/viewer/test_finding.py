@@ -12,13 +12,14 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.viewer.data import finding, sentences
+from regard.insight import measure_heads
+from regard.viewer.data import finding, scores, sentences
 from regard.viewer.data.dots import mean_variances
 from regard.viewer.data.finding import Candidate, pick, row_sentence
 from regard.viewer.data.outlines import Outline, Pair
 from regard.viewer.data.scores import KINDS, estimates, layer_scores
 from regard.viewer.data.summary import Choice, look_data
-from regard.viewer.scene.scenes import Scene
+from regard.viewer.scene.scenes import Array, Scene
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import links
 from regard.viewer.serve.answers import Answers
@@ -158,6 +159,28 @@ def test_all_rows_estimate_the_scores_themselves() -> None:
         for (one, _), other in zip(estimates(scene, number, n), layer_scores(scene, number), strict=True):
             assert one.scores == pytest.approx(other.scores, abs=1e-5)
             assert one.normalized_entropy == pytest.approx(other.normalized_entropy, abs=1e-5)
+
+
+def test_many_pairs_are_measured_by_kernels_all_heads_of_a_layer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = example(Settings("One two three. One two three."))
+    calls: list[tuple[int, str | None]] = []
+
+    def counted(query: Array, *given: Any, engine: str | None, **options: Any) -> Any:
+        calls.append((query.shape[-3], engine))
+        return measure_heads(query, *given, engine=engine, **options)
+
+    monkeypatch.setattr(scores, "measure_heads", counted)
+    by_tiles = layer_scores(scene, 2)
+    monkeypatch.setattr(scores, "COMPILED", scene.pairs - 1)
+    by_kernels = layer_scores(scene, 2)
+    monkeypatch.setattr(scores, "TOGETHER", 0)
+    one_by_one = layer_scores(scene, 2)
+    heads = scene.layers[2].heads
+    assert calls == [(heads, "tiled"), (heads, None), *[(1, None)] * heads]
+    for kernels in (by_kernels, one_by_one):
+        assert [(x.head, x.kv_head) for x in kernels] == [(x.head, x.kv_head) for x in by_tiles]
+        for one, other in zip(kernels, by_tiles, strict=True):
+            assert one.scores == pytest.approx(other.scores, abs=1e-5)
 
 
 def test_a_long_scene_is_sampled_and_says_so() -> None:

@@ -91,8 +91,7 @@ def _farthest(outlines: Mapping[tuple[int, int], Outline]) -> Pick | None:
 
 def sample_rows(scene: Scene) -> int:
     """Return the number of queries to sample from each head for a finding."""
-    pairs = sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers)
-    if pairs <= EVERY:
+    if scene.pairs <= EVERY:
         return scene.layers[0].problem.n_q
     keys = sum(layer.heads * layer.problem.n_k for layer in scene.layers)
     return int(np.clip(SAMPLED // keys, FEWEST, MOST))

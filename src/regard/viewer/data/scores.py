@@ -15,6 +15,12 @@ from regard.viewer.data.numbers import finite
 from regard.viewer.data.outlines import MapRows, Outline, outline, words_in
 from regard.viewer.scene.scenes import SMALL, Scene, SceneLayer
 
+COMPILED = 2**25
+"""Query-key pairs of all heads above which a kernel takes less time than NumPy's tiles, its compiler included."""
+
+TOGETHER = 2**28
+"""Maximum pairs of a layer whose heads are measured in one call."""
+
 
 class HeadKind(NamedTuple):
     """A kind of head: its name, a short name, what its score measures, its definition."""
@@ -115,13 +121,14 @@ def layer_scores(
     """
     of = scene.layers[layer]
     ids, nothing = _tokens(scene, of, b)
-    small = of.problem.n_q * of.problem.n_k <= SMALL
+    pairs = of.problem.n_q * of.problem.n_k
+    engine = "tiled" if pairs <= SMALL and scene.pairs <= COMPILED else None
     found: list[HeadStatistics] = []
-    for number in [None] if small else range(of.heads):
+    for number in [None] if pairs * of.heads <= TOGETHER else range(of.heads):
         progress((number or 0) / of.heads)
         p = part_of(of.problem, b, number)
         found += measure_heads(
-            p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine="tiled" if small else None, mask=p.mask,
+            p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine=engine, mask=p.mask,
             score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,
         )  # fmt: skip
     return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))

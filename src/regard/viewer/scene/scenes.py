@@ -194,6 +194,11 @@ class Scene:
         return self.layers[0].problem.batch
 
     @property
+    def pairs(self) -> int:
+        """The query-key pairs of all heads of one batch element."""
+        return sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in self.layers)
+
+    @property
     def nbytes(self) -> int:
         """The memory of its layers."""
         return sum(layer.nbytes for layer in self.layers)

@@ -57,7 +57,7 @@ def widget(answers: Answers) -> Any:
 
 def still(scene: Scene) -> dict[str, Any]:
     """Return the picture of a scene by its type, or nothing for a long scene."""
-    if sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers) > PAIRS:
+    if scene.pairs > PAIRS:
         return {}
     made = Still(scene)
     if drawing.has_png():
