@@ -220,7 +220,7 @@ def test_captures_that_cannot_be_read(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["look", "insight"])
 def test_a_model_without_its_library(run, command, monkeypatch):
-    monkeypatch.setitem(sys.modules, "regard.torch.capture.pretrained", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     status, out, err = run(command, "--model", "a", "--text", "b")
     assert (status, out) == (2, "")
     assert err == "regard: error: a model needs PyTorch and transformers: pip install 'regard[transformers]'\n"

@@ -9,9 +9,10 @@ import { buttons, choices, tabsOf, type Theme } from "./parts/header";
 import { Notice } from "./parts/notice";
 import { glossary, lineOf, withTerms } from "./parts/terms";
 import { Tour } from "./parts/tour";
+import { WorkingLine } from "./parts/working";
 import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
-import { settingsIn, START, Store, typedOf, type State, type Way } from "./state";
+import { fromHash, settingsIn, START, Store, typedOf, type State, type Way } from "./state";
 import { ablationView } from "./views/ablation";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
@@ -74,7 +75,7 @@ export class App {
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
   private readonly notice = new Notice();
-  private readonly working = h("p", { class: "working", role: "status", hidden: true });
+  private readonly working = new WorkingLine();
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
   private readonly caveat = h("span", {});
@@ -113,18 +114,14 @@ export class App {
     this.data = new Data(source);
     this.handover = new Handover(this.main, () => this.data.settled());
     this.element.dataset.source = source.kind;
-    source.progress = (share) => {
-      this.working.hidden = share !== null && share >= 1;
-      this.working.textContent =
-        share === null ? "Waiting for the kernel …" : `Computing: ${Math.round(100 * share)} %`;
-    };
+    source.progress = (working) => this.working.show(working);
     this.element.append(
       h("button", { type: "button", class: "skip", click: () => this.skip() }, "Skip to the view"),
       this.header,
       this.tabs,
       this.problem,
       this.notice.element,
-      this.working,
+      this.working.element,
       this.main,
       h("footer", {}, this.caveat, this.note),
       this.spoken,
@@ -144,7 +141,10 @@ export class App {
 
   async start(): Promise<void> {
     try {
-      const [{ title, version, engine, scenes }, words] = await Promise.all([this.data.scenes(), this.data.words()]);
+      const [{ title, version, engine, scenes, start }, words] = await Promise.all([
+        this.data.scenes(),
+        this.data.words(),
+      ]);
       this.scenes = scenes;
       this.words = words;
       const attempt = (): void => this.store.set({ view: "ablation" });
@@ -156,6 +156,7 @@ export class App {
       if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
+      if (start && !location.hash) this.store.set(fromHash(start), "refine");
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       if (this.store.state.tour) await this.walk(this.store.state.tour);
       await this.find(this.store.state);
@@ -495,6 +496,7 @@ export class App {
     this.problem.replaceChildren(h("span", {}, message), again);
     this.problem.classList.toggle("gone", error instanceof Gone);
     this.problem.hidden = false;
+    this.working.show({ share: 1 });
   }
 
   private clear(): void {

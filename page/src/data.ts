@@ -63,6 +63,8 @@ export interface Scenes {
   version: string;
   engine: string;
   scenes: Scene[];
+  /** The view to open with, as a link's fragment, where no other is asked for. */
+  start?: string;
 }
 
 export interface Column {

@@ -370,7 +370,7 @@ def _insight(arguments: argparse.Namespace) -> None:
 
 
 def _captured(
-    arguments: argparse.Namespace, progress: Callable[[str], object]
+    arguments: argparse.Namespace, progress: Callable[[object], object]
 ) -> "tuple[regard.Capture, Losses | None]":
     """Return a capture, and the losses of --ablate.
 
@@ -522,7 +522,7 @@ def _termination_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(lines: bool = False) -> Iterator[Callable[[str], object]]:
+def _progress(lines: bool = False) -> Iterator[Callable[[object], object]]:
     """Show the current stage on stderr: on a terminal, or elsewhere as lines if asked for."""
     from rich.console import Console
     from rich.text import Text
@@ -532,7 +532,7 @@ def _progress(lines: bool = False) -> Iterator[Callable[[str], object]]:
         yield (lambda stage: print(stage, file=sys.stderr, flush=True)) if lines else (lambda stage: None)
         return
     with console.status("starting") as status:
-        yield lambda stage: status.update(Text(stage))
+        yield lambda stage: status.update(Text(str(stage)))
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import ROUTES, Answers
 from regard.viewer.serve.codecs import raw
+from regard.viewer.serve.preparing import Preparing
 from regard.viewer.serve.routes import Route
 from regard.viewer.serve.server import HEADERS, LARGEST_BODY, Viewer, application, bound
 
@@ -253,6 +256,80 @@ def test_the_command_serves_and_ends_when_it_is_interrupted() -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
+
+
+MODEL = """
+import sys
+from regard.cli import main
+from regard.interpret import inputs
+from regard.runtime.progress import Stage
+
+def model(name, text, progress, dtype=None):
+    progress(Stage("layer", 3, 9, 11.7))
+    if sys.stdin.readline() == "fail\\n":
+        raise ValueError("it has no layers")
+    while True:
+        sum(range(10**6))
+
+inputs.require_local = lambda name: None
+inputs.model = model
+sys.exit(main(["look", "--model", "m", "--text", "abab", "--no-open"]))
+"""
+"""The command with a model that reports a layer, then fails or computes for ever."""
+
+
+def asked(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url) as found:
+            return found.status, json.load(found)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+@contextmanager
+def model_running(word: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command up to its first layer, then tell its model this word; yield the process and the address."""
+    piped = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", MODEL], stdin=piped, stdout=piped, stderr=piped, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = process.stdout.readline().removeprefix("regard look: ").strip()
+        assert process.stderr.readline() == "layer 3 of 9, 12 s left\n"
+        stage = {"stage": "layer 3 of 9, 12 s left", "done": 3, "total": 9, "left": 11.7, "progress": 1 / 3}
+        assert asked(f"{url}api/scenes") == (202, stage)
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+        yield process, url
+
+
+def test_the_page_is_told_how_far_the_model_is_and_ctrl_c_ends_it() -> None:
+    with model_running("compute") as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "")
+
+
+def test_a_page_that_is_open_is_told_why_the_model_failed() -> None:
+    with model_running("fail") as (process, url):
+        while (answer := asked(f"{url}api/scenes"))[0] == 202:
+            pass
+        assert answer == (500, {"error": "it has no layers"})
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (2, "regard: error: it has no layers\n")
+
+
+def test_answers_that_were_prepared_are_those_of_the_scenes() -> None:
+    scene, ended = example(Settings("to be")), threading.Event()
+    preparing = Preparing(lambda tell: Answers([scene], start="#view=map"))
+    route = next(route for route in ROUTES if route.path == "scenes")
+    assert preparing.along(route, {}, {}).status == 202
+    preparing.start(ended.set)
+    while not preparing.ready:
+        time.sleep(0.01)
+    assert preparing.along(route, {}, {}).content == Answers([scene]).get("scenes").content | {"start": "#view=map"}
+    assert not ended.is_set()
+    preparing.close()
 
 
 def test_look_serves_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ type Stored = { f16?: string; f32?: string } | undefined;
 export class FileSource implements Source {
   readonly kind = "file";
   readonly note: string;
-  progress = (_: number | null): void => {};
+  progress = (): void => {};
   private readonly heads = new Map<string, Weights>();
   private readonly kernels: Kernels;
   private readonly typed: TypedTexts | null;

@@ -1,9 +1,9 @@
-import { Gone, refusal, whenReady, type Numbers, type Source } from "./source";
+import { Gone, refusal, whenReady, type Numbers, type Source, type Working } from "./source";
 
 /** The server that this page came from. */
 export class HttpSource implements Source {
   readonly kind = "server";
-  progress = (_: number | null): void => {};
+  progress = (_: Working): void => {};
 
   async json(path: string): Promise<unknown> {
     return whenReady(async () => {

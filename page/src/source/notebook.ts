@@ -1,7 +1,7 @@
 import { perPixel } from "../numbers/levels";
 import { Recent } from "../recent";
 import { Kernels } from "./kernels";
-import { Gone, refusal, Refused, whenReady, type Numbers, type Source } from "./source";
+import { Gone, refusal, Refused, whenReady, type Numbers, type Source, type Working } from "./source";
 import { arraysOf, ComputedWeights, KernelWeights, numbersOf, pyramidOf, type StoredHead } from "./weights";
 
 /** What anywidget hands to a widget, as far as it is used here. */
@@ -42,7 +42,7 @@ interface Held {
  */
 export class NotebookSource implements Source {
   readonly kind = "notebook";
-  progress = (_: number | null): void => {};
+  progress = (_: Working): void => {};
   private readonly modules: string[] = [];
   private readonly kernels = new Kernels(this.modules);
   private readonly heads = new Recent<Promise<ComputedWeights | null>>(HELD, (name) => this.kernels.forget(name));
@@ -131,7 +131,7 @@ export class NotebookSource implements Source {
 
   private async ask(request: object): Promise<{ answer: Answer; buffers: DataView[] }> {
     const id = this.next++;
-    const slow = setTimeout(() => this.progress(null), SLOW_MS);
+    const slow = setTimeout(() => this.progress({ share: null }), SLOW_MS);
     let end: ReturnType<typeof setTimeout> | undefined;
     const reply = new Promise<{ answer: Answer; buffers: DataView[] }>((resolve, reject) => {
       end = setTimeout(() => reject(new Gone(SILENT)), PATIENCE_MS);
@@ -150,7 +150,7 @@ export class NotebookSource implements Source {
       this.waiting.delete(id);
       clearTimeout(slow);
       clearTimeout(end);
-      if (!this.waiting.size) this.progress(1);
+      if (!this.waiting.size) this.progress({ share: 1 });
     }
   }
 }

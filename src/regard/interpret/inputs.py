@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
@@ -11,6 +13,7 @@ import numpy as np
 from regard.arguments.packages import require
 from regard.interpret.capture.captured import Capture
 from regard.loaders import loaders
+from regard.runtime.progress import Stage
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,17 +78,32 @@ def capture(path: Path) -> "Capture":
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def model(name: str, given: str | None, progress: Callable[[str], object], dtype: str | None = None) -> "Capture":
+def model(name: str, given: str | None, progress: Callable[[Stage], object], dtype: str | None = None) -> "Capture":
     """Capture a model of transformers.
 
     dtype: in which it runs, by default that of its files. Raises ValueError if it does not exist, or cannot run.
     """
-    try:
-        pretrained = loaders["torch.pretrained"]()
-    except ModuleNotFoundError:
-        raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'") from None
-    seen: Capture = pretrained.read(name, given, dtype=dtype or "auto", progress=progress)
+    require_local(name)
+    progress(Stage("loading PyTorch and transformers"))
+    seen: Capture = loaders["torch.pretrained"]().read(name, given, dtype=dtype or "auto", progress=progress)
     return seen
+
+
+def require_local(name: str) -> None:
+    """Raise ValueError for a model that is not on this machine, and without PyTorch and transformers.
+
+    It loads neither of them, which takes seconds.
+    """
+    if not all(map(find_spec, ("torch", "transformers"))):
+        raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'")
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # no name of a model
+        if Path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+    raise ValueError(
+        f"no such model: {name} is neither a folder nor in the local cache of transformers; nothing is fetched"
+    )
 
 
 def require_model(dtype: str | None) -> None:

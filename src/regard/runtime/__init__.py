@@ -9,4 +9,5 @@
 | `forks` | locks and cached properties that a forked child can use |
 | `diskcache` | files in the user's cache directory that only their owner may change |
 | `arrayfile` | named arrays in a safetensors file, mapped into memory |
+| `progress` | stages of long work |
 """

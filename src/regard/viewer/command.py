@@ -1,9 +1,11 @@
 """The command `regard look`."""
 
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -15,10 +17,11 @@ from regard.viewer.scene.weights import weights
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.links import VIEWS, fragment
+from regard.viewer.serve.preparing import Preparing
 from regard.viewer.show import drawing
 from regard.viewer.show.terminal import show
 
-Progress = Callable[[str], object]
+Progress = Callable[[Any], object]
 
 
 def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
@@ -53,27 +56,67 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         if not all(path.suffix for path in arguments.save) and not drawing.has_png():
             console.print(f"no PNG was saved: {drawing.NEEDS}", soft_wrap=True)
         return
+    _serve(arguments, text, mask, progress, chosen | {"key": _number(arguments.key)})
+
+
+def _serve(
+    arguments: Namespace,
+    text: str | None,
+    mask: Mask | None,
+    progress: AbstractContextManager[Progress],
+    chosen: dict[str, Any],
+) -> None:
+    """Serve the page until it is interrupted. It opens before a model has run, and says how far that is."""
     from regard.viewer.serve.server import Viewer, bound
 
-    with bound(arguments.port) as home:
-        with progress as report:
+    if arguments.model is not None:
+        inputs.require_local(arguments.model)
+    shown = ExitStack()
+
+    def prepare(tell: Progress) -> Answers:
+        with shown:
+            report = shown.enter_context(progress)
             named = (text, arguments.capture, arguments.model, arguments.arrays)
-            scenes = words.page(report) if named == (None,) * 4 else _scenes(arguments, text, mask, report)
-            if arguments.sequence is not None:
-                scenes = [saving.single(scenes, _number(arguments.sequence))]
-            scenes = sources.for_page(scenes)
-            link = fragment(scenes[0], arguments.view, **chosen, key=_number(arguments.key))
+            scenes = (
+                words.page(report)
+                if named == (None,) * 4
+                else _scenes(arguments, text, mask, lambda stage: (report(stage), tell(stage)))
+            )
+        if arguments.sequence is not None:
+            scenes = [saving.single(scenes, _number(arguments.sequence))]
+        scenes = sources.for_page(scenes)
+        return Answers(scenes, start=fragment(scenes[0], arguments.view, **chosen))
+
+    preparing = None if arguments.model is None else Preparing(prepare)
+    with bound(arguments.port) as home:
+        answers = prepare(lambda stage: None) if preparing is None else preparing
         try:
-            viewer = Viewer(Answers(scenes), home)
+            viewer = Viewer(answers, home)
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
+    link = answers.registry.start if isinstance(answers, Answers) else ""
 
     def ready() -> None:
         print(f"regard look: {viewer.url}{link}\nCtrl-C ends it.", flush=True)
+        if preparing is not None:
+            preparing.start(viewer.close)
         if not arguments.no_open:
             viewer.show(link)
 
-    viewer.run(ready)
+    interrupted = viewer.run(ready)
+    if preparing is not None and preparing.error is not None:
+        raise preparing.error
+    if interrupted:
+        shown.close()
+        _leave(0 if preparing is None or preparing.ready else 130)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: the interpreter would wait for threads that compute, or end in the middle of them."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:

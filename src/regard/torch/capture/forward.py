@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.runtime.progress import Stage
+
 ANSWER = 32
 """Tokens that an encoder-decoder model generates, for its decoder to read."""
 
 FEW = {"use_cache": False, "logits_to_keep": 1}
 """Arguments of transformers' models that leave out a cache, and the logits of all tokens but one."""
 
-Progress = Callable[[str], object]
+Progress = Callable[[Stage], object]
 
 
 def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = lambda stage: None) -> None:
@@ -53,7 +55,7 @@ def layers_reported(network: nn.Module, progress: Progress) -> Iterator[None]:
     def ended(module: nn.Module, *_: Any) -> None:
         if module not in ends:
             ends[module] = time.monotonic()
-            progress(f"layer {len(ends)} of {len(layers)}{_left([*ends.values()], len(layers))}")
+            progress(Stage("layer", len(ends), len(layers), _left([*ends.values()], len(layers))))
 
     handles = [layer.register_forward_hook(ended) for layer in layers]
     try:
@@ -75,14 +77,13 @@ def layers_of(network: nn.Module) -> list[nn.Module]:
     return [layer for x in outer for layer in x]
 
 
-def _left(ends: list[float], count: int) -> str:
-    """Return ", 12 s left" by the mean time of the layers after the first, which may compile kernels.
+def _left(ends: list[float], count: int) -> float | None:
+    """Return the seconds left by the mean time of the layers after the first, which may compile kernels.
 
     >>> _left([10.0, 11.0, 12.0], 30), _left([10.0], 30), _left([1.0, 2.0], 2)
-    (', 27 s left', '', '')
+    (27.0, None, None)
     """
     done = len(ends)
     if not 1 < done < count:
-        return ""
-    left = (ends[-1] - ends[0]) / (done - 1) * (count - done)
-    return f", {max(1, round(left))} s left"
+        return None
+    return (ends[-1] - ends[0]) / (done - 1) * (count - done)

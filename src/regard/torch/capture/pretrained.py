@@ -15,6 +15,7 @@ import torch
 
 from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
+from regard.runtime.progress import Stage
 from regard.torch.capture.forward import attend
 from regard.torch.capture.recorder import pieces
 
@@ -31,7 +32,7 @@ def read(
     memory: int | None = None,
     path: Path | None = None,
     dtype: str = "auto",
-    progress: Callable[[str], object] = lambda stage: None,
+    progress: Callable[[Stage], object] = lambda stage: None,
 ) -> Capture:
     """Capture a model's attention to a text, or to repeated random tokens.
 
@@ -48,11 +49,11 @@ def read(
         longest = _longest(config)
         if longest is not None and ids.shape[-1] > longest:
             raise ValueError(f"text is too long: {ids.shape[-1]:,} tokens, and {model} reads at most {longest:,}")
-        progress("loading the model")
+        progress(Stage("loading the model"))
         answers = bool(getattr(config, "is_encoder_decoder", False))
         kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
         network = _loaded(kind, model, "model", dtype=dtype).eval()
-        progress(f"running the model on {ids.shape[-1]:,} tokens")
+        progress(Stage(f"running the model on {ids.shape[-1]:,} tokens"))
         try:
             with capture(network, memory=memory, path=path) as seen:
                 attend(network, {"input_ids": torch.from_numpy(ids)}, progress)

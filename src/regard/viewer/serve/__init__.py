@@ -7,6 +7,7 @@
 | `views` | the answer of each route |
 | `registry` | scenes by id, and runs of typed texts |
 | `results`, `store` | cached results about heads; a bounded cache, and long work in the background |
+| `preparing` | answers that a thread prepares while the page is open |
 | `codecs` | requests and answers as text and bytes |
 | `server` | HTTP, on this machine alone |
 | `notebook` | a widget of Jupyter |

@@ -20,7 +20,7 @@ class Answers:
     """Answers to requests about some scenes. Thread-safe.
 
     patience: seconds that a request waits for long work before it gets the progress; None waits for the end. limit:
-    bytes of cached results. kept: bytes of typed scenes.
+    bytes of cached results. kept: bytes of typed scenes. start: the fragment of the view to open with.
 
     >>> from regard.viewer.scene.sources import example, Settings
     >>> answers = Answers([example(Settings("to be"))])
@@ -38,8 +38,9 @@ class Answers:
         patience: float | None = 0.5,
         limit: int = LIMIT,
         kept: int = KEPT,
+        start: str = "",
     ):
-        self.registry = Registry(scenes, model, kept)
+        self.registry = Registry(scenes, model, kept, start)
         self.results = Results(self.registry, patience, limit)
 
     def close(self) -> None:

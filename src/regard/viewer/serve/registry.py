@@ -51,11 +51,12 @@ class Run(NamedTuple):
 class Registry:
     """Scenes by id. Thread-safe.
 
-    kept: bytes of typed scenes; the oldest are dropped. Scenes that were given are never dropped.
+    kept: bytes of typed scenes; the oldest are dropped. Scenes that were given are never dropped. start: the fragment
+    of the view that a page without one opens with.
     """
 
-    def __init__(self, scenes: Iterable[Scene], model: ExampleModel | None = None, kept: int = KEPT):
-        self._model, self._kept = model, kept
+    def __init__(self, scenes: Iterable[Scene], model: ExampleModel | None = None, kept: int = KEPT, start: str = ""):
+        self._model, self._kept, self.start = model, kept, start
         self._scenes: dict[str, Scene] = {}
         self._lock = renewed(self, "_lock", threading.Lock)
         self._worker = Worker(patience=None)

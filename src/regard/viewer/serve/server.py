@@ -5,12 +5,14 @@ The address holds a secret token.
 
 import errno
 import json
+import logging
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,9 +22,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard.viewer.data.questions import DIGITS, Answer
+from regard.viewer.data.questions import DIGITS, Answer, Query
 from regard.viewer.serve import built, routes
-from regard.viewer.serve.answers import ROUTES, Answers, missing
+from regard.viewer.serve.answers import ROUTES, missing
 from regard.viewer.serve.codecs import kind, raw
 
 HOME = "127.0.0.1"
@@ -38,6 +40,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address holds the token
     "X-Content-Type-Options": "nosniff",
 }
+
+
+class Answering(Protocol):
+    """What a page is answered by: `Answers`, or what prepares them."""
+
+    def along(self, route: routes.Route, named: Mapping[str, str], query: Query, body: Any = None) -> Answer: ...
+    def close(self) -> None: ...
 
 
 class Guard:
@@ -80,7 +89,7 @@ class Guard:
         return None
 
 
-def application(answers: Answers, token: str, port: int) -> ASGIApp:
+def application(answers: Answering, token: str, port: int) -> ASGIApp:
     """Return the ASGI app: the page at `/token/`, its answers below `/token/api/`."""
 
     async def file(request: Request) -> Response:
@@ -95,7 +104,7 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
     return Guard(Starlette(routes=pages), token, port)
 
 
-def _route(answers: Answers, route: routes.Route) -> Route:
+def _route(answers: Answering, route: routes.Route) -> Route:
     """Return Starlette's route of one of the page's."""
 
     async def endpoint(request: Request) -> Response:
@@ -154,13 +163,22 @@ def _response(answer: Answer) -> Response:
     return Response(raw(answer.content), media_type="application/octet-stream", headers=headers)
 
 
+class Server(uvicorn.Server):
+    """uvicorn's server, which waits for no answer after Ctrl-C, and calls none that is cut short an error."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+        self.force_exit = True
+
+
 class Viewer:
     """A page served at `url` until `close`.
 
     home: the socket to serve at, see `bound`; by default at any free port.
     """
 
-    def __init__(self, answers: Answers, home: socket.socket | None = None):
+    def __init__(self, answers: Answering, home: socket.socket | None = None):
         self.answers = answers
         home = _bind(0) if home is None else home
         self._socket = home
@@ -179,15 +197,19 @@ class Viewer:
             server_header=False,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = Server(config)
 
-    def run(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Call `ready`, then serve until interrupted or closed from another thread."""
+    def run(self, ready: Callable[[], object] = lambda: None) -> bool:
+        """Call `ready`, then serve until interrupted or closed from another thread.
+
+        Return True if it was interrupted, by Ctrl-C.
+        """
         ready()
         try:
             self._server.run(sockets=[self._socket])
+            return False
         except KeyboardInterrupt:
-            pass
+            return True
         finally:
             self.answers.close()
             self._socket.close()

@@ -37,7 +37,8 @@ def all_scenes(results: Results) -> Answer:
     listed = [registry.described(name, scene) for name, scene in scenes.items()]
     # Asks only for an engine that serves a scene: the states of all engines would load their dependencies.
     engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
-    return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
+    about = {"title": "regard", "version": __version__, "engine": engine, "scenes": listed}
+    return Answer(200, about | ({"start": registry.start} if registry.start else {}))
 
 
 def run(results: Results, at: Question, body: Any) -> Answer:
