@@ -376,7 +376,7 @@ def rounded(value: object) -> object:
 CARD = """\
 # The example model
 
-A decoder over bytes, small enough to ship with `regard` and trained so that it has attention heads worth looking at. It
+A byte-level decoder, small enough to ship with `regard` and trained so that it has attention heads worth looking at. It
 is not meant to write: it is meant to be looked at. `regard look TEXT` runs it; in Python it is
 `regard.examplemodel.ExampleModel.load()`.
 

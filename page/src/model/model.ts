@@ -1,4 +1,4 @@
-/** The example model that a saved file may hold: a small decoder over bytes, as `regard.examplemodel` runs it. */
+/** The example model that a saved file may hold: a small byte-level decoder, as `regard.examplemodel` runs it. */
 
 import { fromHalf } from "../numbers/half";
 import type { Product } from "./product";

@@ -1,4 +1,4 @@
-"""A small decoder over bytes, with trained weights.
+"""A small byte-level decoder, with trained weights.
 
 `model` has its code, CARD.md how it was trained.
 """

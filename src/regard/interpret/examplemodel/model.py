@@ -1,4 +1,4 @@
-"""A small decoder over bytes, written in NumPy on regard's own functions."""
+"""A small byte-level decoder, written in NumPy on regard's own functions."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -95,7 +95,7 @@ class Trace:
 
 
 class ExampleModel:
-    """Small trained decoder over bytes, with heads worth a look.
+    """Small trained byte-level decoder, with heads worth a look.
 
     Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
     reads the weights that come with regard. The model card next to them describes training data and
