@@ -66,7 +66,7 @@ def test_a_model_reads_a_text(llama: Path, capsys: pytest.CaptureFixture[str], t
     status, out, err = run(capsys, "insight", "--model", llama, "--text", TEXT, "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
-    assert found["model"] == str(llama)
+    assert found["model"] == f"LlamaModel {llama.name}"  # no path of this machine
     assert [(head["layer"], head["head"], head["kv_head"]) for head in found["heads"]] == [
         (layer, head, head // 2) for layer in range(2) for head in range(4)
     ]
@@ -140,16 +140,25 @@ def test_a_capture_that_was_saved(llama: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_wrong(llama: Path, t5: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    nothing, bare = tmp_path / "empty", tmp_path / "bare"
+    nothing, bare, vit, clip = (tmp_path / name for name in ("empty", "bare", "vit", "clip"))
     nothing.mkdir()
     transformers.LlamaModel.from_pretrained(llama).save_pretrained(bare)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    pictures = {**sizes, "image_size": 8, "patch_size": 4}
+    transformers.ViTModel(transformers.ViTConfig(**pictures)).save_pretrained(vit)
+    both = transformers.CLIPConfig(text_config={**sizes, "vocab_size": 9}, vision_config=pictures, projection_dim=8)
+    transformers.CLIPModel(both).save_pretrained(clip)
+    tokenizer().save_pretrained(clip)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "x.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      trailing")
     ours = ["--model", llama]
     for arguments, message in (
         (["--model", "no/such-model"], "no such model: no/such-model is neither a folder nor in the local cache of"),
         (["--model", nothing], f"{nothing} has no configuration that transformers can load: "),
-        (["--model", bare, "--text", "a"], f"{bare} has no tokenizer that transformers can load: "),
+        (["--model", bare, "--text", "a"], f"{bare} has no tokenizer that transformers can load\n"),
+        (["--model", vit], f"{vit} reads no text: ViTModel takes pixel_values. Run it in Python inside of `with "),
+        (["--model", vit, "--text", "a"], f"{vit} reads no text: ViTModel takes pixel_values. Run it in Python inside"),
+        (["--model", clip, "--text", TEXT], "CLIPModel does not run on tokens alone ("),
         ([*ours, "--text", ""], "text is empty: give at least one character"),
         ([*ours, "--text", "the cat " * 64], f"text is too long: 129 tokens, and {llama} reads at most 128"),
         ([*ours, "--text", "a", "--file", "b"], "give --text or --file, not both"),
@@ -182,8 +191,7 @@ def test_a_model_whose_attention_cannot_be_looked_at(
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
     message = (
         f"regard: error: the attention of {tmp_path} cannot be looked at: {kind}Model computes it itself, without "
-        "transformers' attention interface, or has none; such a model runs with attn_implementation='eager', without "
-        "regard\n"
+        "transformers' attention interface, or has none\n"
     )
     status, out, err = run(capsys, command[0], "--model", tmp_path, *command[1:])
     assert (status, out) == (2, "")
@@ -203,7 +211,10 @@ def test_look_at_a_masked_model_computes_no_logits() -> None:
 
 def test_look_at_an_encoder_decoder_model(t5: Path) -> None:
     model = transformers.T5ForConditionalGeneration.from_pretrained(t5)
-    assert len(scenes_of(model, text=TEXT, tokenizer=tokenizer())) == 3
+    scenes = scenes_of(model, text=TEXT, tokenizer=tokenizer())
+    for scene, stack in zip(scenes, ("encoder", "decoder", "decoder, cross-attention"), strict=True):
+        assert scene.name.endswith(f", {stack}")
+        assert [layer.number for layer in scene.layers] == [0]
 
 
 def test_layers_are_reported_in_a_pipe(llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

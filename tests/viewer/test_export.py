@@ -308,7 +308,7 @@ def test_the_archive_of_several_layers() -> None:
 def test_a_file_shows_one_sequence() -> None:
     scene = arrays(Q, K)
     assert single([scene]) is scene
-    with pytest.raises(ValueError, match=r"choose one by sequence=, of 0 arrays; 1 arrays$"):
+    with pytest.raises(ValueError, match=r"choose one by sequence= or --sequence: 0 arrays; 1 arrays$"):
         single([scene, scene])
 
 
@@ -332,9 +332,9 @@ def test_one_of_several_sequences_is_chosen_by_its_number_or_name(tmp_path: Path
             assert (found["query"].shape[2], found["key"].shape[2]) == lengths
         regard.look(seen, sequence=int(sequence) if sequence.isdecimal() else sequence, save=tmp_path / "again.npz")
         assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
-    listed = "0 m, encoder.0; 1 m, decoder.0.self; 2 m, decoder.0.cross"
+    listed = "0 m, encoder; 1 m, decoder; 2 m, decoder, cross-attention"
     for wrong, message in (
-        (None, f"only the page shows several sequences: choose one by sequence=, of {listed}"),
+        (None, f"only the page shows several sequences; choose one by sequence= or --sequence: {listed}"),
         (3, f"sequence 3 does not exist: here are {listed}"),
         ("decoder", f"sequence 'decoder' is in the names of several: here are {listed}"),
     ):

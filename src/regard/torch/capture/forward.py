@@ -28,13 +28,25 @@ def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = la
     layer, with the time left.
     """
     generates = getattr(network, "can_generate", lambda: False)()
-    with torch.no_grad(), layers_reported(network, progress):
+    with torch.no_grad(), layers_reported(network, progress), _on_tokens_alone(network):
         if generates and getattr(getattr(network, "config", None), "is_encoder_decoder", False):
             network.generate(**given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
             return
         network = _without_logits(network)
         taken = inspect.signature(network.forward).parameters
         network(**given, **{name: x for name, x in FEW.items() if name in taken})
+
+
+@contextmanager
+def _on_tokens_alone(network: nn.Module) -> Iterator[None]:
+    """Raise ValueError where a model fails, as one does that reads pictures too."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(network).__name__} does not run on tokens alone ({error}). Run it inside of "
+            "`with regard.capture(model) as seen:`, then `regard.look(seen)`"
+        ) from error
 
 
 def _without_logits(network: nn.Module) -> nn.Module:

@@ -36,7 +36,8 @@ def read(
 ) -> Capture:
     """Capture a model's attention to a text, or to repeated random tokens.
 
-    Without a text, 25 random tokens are repeated four times: induction heads are measured on that (Olsson et al. 2022).
+    Without a text, 25 random tokens, or as many as fit, are repeated four times: induction heads are measured on that
+    (Olsson et al. 2022).
 
     model: a folder as `save_pretrained` writes it, or the name of a model in the local cache. memory, path: as in
     `regard.capture`. dtype: in which it runs, that of its files if "auto". An encoder reads the text, and its decoder
@@ -44,6 +45,7 @@ def read(
     """
     with _quiet():
         config = _loaded(transformers.AutoConfig, model, "configuration")
+        _require_text(config, model)
         tokenizer = None if text is None else _loaded(transformers.AutoTokenizer, model, "tokenizer")
         ids, labels = _repeated(config) if tokenizer is None else _encoded(tokenizer, text or "")
         longest = _longest(config)
@@ -62,10 +64,8 @@ def read(
                 raise
             raise ValueError(
                 f"the attention of {model} cannot be looked at: {type(network).__name__} computes it itself, without "
-                "transformers' attention interface, or has none; such a model runs with attn_implementation='eager', "
-                "without regard"
+                "transformers' attention interface, or has none"
             ) from None
-    seen.model = model
     for name, tokens in seen.tokens.items():
         assert tokens.ids is not None
         shown = labels if np.array_equal(tokens.ids, ids) else _pieces(tokenizer, tokens.ids[0].tolist())
@@ -77,13 +77,25 @@ def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
     """Load a part of a model from a folder or from the local cache."""
     try:
         return kind.from_pretrained(model, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         if not Path(model).exists() and what == "configuration":
             raise ValueError(
                 f"no such model: {model} is neither a folder nor in the local cache of transformers; nothing is fetched"
             ) from None
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{model} has no {what} that transformers can load: {reason}") from None
+        why = "" if isinstance(error, TypeError) or reason.endswith(":") else f": {reason}"  # a list follows
+        raise ValueError(f"{model} has no {what} that transformers can load{why}") from None
+
+
+def _require_text(config: Any, model: str) -> None:
+    """Raise ValueError for a model of pictures or sounds, by what its class reads first."""
+    name = next(iter(config.architectures or ()), "")
+    reads = getattr(getattr(transformers, name, None), "main_input_name", "input_ids")
+    if reads != "input_ids":
+        raise ValueError(
+            f"{model} reads no text: {name} takes {reads}. Run it in Python inside of "
+            "`with regard.capture(model) as seen:`, then `regard.look(seen)`"
+        )
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]:
@@ -112,9 +124,10 @@ def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
     size = getattr(config.get_text_config(), "vocab_size", None)
     if not size:
         raise ValueError("this model reads no tokens, so there is no text to look at it with")
-    ids = repeated_tokens(size)
+    longest = _longest(config)
+    ids = repeated_tokens(size, length=25 if longest is None else max(1, min(25, (longest - 1) // 4)))
     first = getattr(config.get_text_config(), "bos_token_id", None)
-    if isinstance(first, int):
+    if isinstance(first, int) and first < size:
         ids = np.concatenate([[[first]], ids], axis=-1)
     return ids, [str(n) for n in ids[0].tolist()]
 

@@ -254,8 +254,9 @@ def arrays(
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
     """Return a capture as scenes, each of the layers that read the same sequences.
 
-    So an encoder and a decoder have scenes of their own. Each is named by the first words of what its queries read, or
-    by the model without a text. Raises ValueError for a capture without layers.
+    So an encoder and a decoder have scenes of their own, and their layers count within each. Each is named by the first
+    words of what its queries read, or by the model without a text, and by its stack. Raises ValueError for a capture
+    without layers.
     """
     if not seen.layers:
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
@@ -263,17 +264,18 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     for number, layer in enumerate(seen.layers):
         same = (layer.query_tokens, layer.key_tokens, layer.cross, layer.batch, layer.n_q, layer.n_k)
         kinds.setdefault(same, []).append(number)
+    parts = _parts([seen.layers[numbers[0]] for numbers in kinds.values()])
     scenes = []
-    for numbers in kinds.values():
-        first = seen.layers[numbers[0]]
-        part = f", {first.name}" if len(kinds) > 1 else ""
+    for numbers, part in zip(kinds.values(), parts, strict=True):
+        names = [seen.layers[n].name for n in numbers]
+        counted = _counted(names) if part else [seen.numbers[n] for n in numbers]
         ids = seen.ids(numbers[0], "key")
         labels = seen.labels(numbers[0], "query") or ()
         scenes.append(
             Scene(
                 name=f"{first_words(''.join(labels)) or seen.model}{part}",
                 kind=kind,
-                layers=tuple(_captured_layer(seen.layers[n], seen.numbers[n]) for n in numbers),
+                layers=tuple(_captured_layer(seen.layers[n], x) for n, x in zip(numbers, counted, strict=True)),
                 query_tokens=labels,
                 key_tokens=seen.labels(numbers[0], "key") or (),
                 ids=None if ids is None else np.asarray(ids, np.int64),
@@ -281,6 +283,40 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
             )
         )
     return tuple(scenes)
+
+
+LISTS = ("layers", "layer", "blocks", "block", "h")
+"""Names of lists of layers that say nothing of their stack."""
+
+
+def _stack(name: str) -> tuple[str, int | None]:
+    """Return the stack of a layer and its number there, by the name of its module.
+
+    >>> _stack("model.decoder.layers.2.self_attn"), _stack("encoder.1"), _stack("h.0.attn"), _stack("attention")
+    (('decoder', 2), ('encoder', 1), ('', 0), ('', None))
+    """
+    parts = name.split(".")
+    at = next((n for n, part in enumerate(parts) if part.isdigit()), None)
+    if at is None:
+        return "", None
+    stack = parts[: at - 1 if at and parts[at - 1] in LISTS else at]
+    return ".".join(stack).removeprefix("model."), int(parts[at])
+
+
+def _parts(firsts: Sequence[layers.Layer]) -> list[str]:
+    """Return ", stack" for each scene by its first layer; that layer's name where stacks are not enough."""
+    if len(firsts) == 1:
+        return [""]
+    stacks = [_stack(layer.name)[0] for layer in firsts]
+    parts = [f"{stack}{', cross-attention' * layer.cross}" for stack, layer in zip(stacks, firsts, strict=True)]
+    named = all(stacks) and len(set(parts)) == len(parts)
+    return [f", {part if named else layer.name}" for part, layer in zip(parts, firsts, strict=True)]
+
+
+def _counted(names: Sequence[str]) -> list[int]:
+    """Return the number of each layer within its stack, by its name if that tells."""
+    numbers = [number for _, number in map(_stack, names) if number is not None]
+    return numbers if len(set(numbers)) == len(names) else list(range(len(names)))
 
 
 def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:

@@ -130,7 +130,7 @@ def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
     listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
     if sequence is None:
         if len(scenes) > 1:
-            raise ValueError(f"only the page shows several sequences: choose one by sequence=, of {listed}")
+            raise ValueError(f"only the page shows several sequences; choose one by sequence= or --sequence: {listed}")
         return scenes[0]
     found = [
         scene
