@@ -236,6 +236,15 @@ def test_heads_that_share_keys_hold_them_once(small: int, monkeypatch: pytest.Mo
         np.testing.assert_allclose(P, regard.weights(q, k)[h], rtol=packed.TOLERANCE)
 
 
+def test_keys_that_heads_share_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Any] = []
+    encode = packed.encode
+    monkeypatch.setattr(packed, "encode", lambda x: (encoded.append(x), encode(x))[1])
+    layer = arrays(np.concatenate([Q] * 3), K, V).layers[0]
+    assert packed.precise([layer.head(h) for h in range(layer.heads)], layer.problem.group)
+    assert len(encoded) == layer.heads + layer.problem.kv_heads
+
+
 def test_codes_that_would_change_digits_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "SMALL", 0)
     steep, unknown = 3e3 * Q, Q.copy()

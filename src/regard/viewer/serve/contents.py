@@ -165,7 +165,7 @@ class Contents:
     def _of_layer(self, number: int, heads: Sequence[Head]) -> Iterator[dict[str, Any]]:
         saved = self.layers[number]
         kernel = {} if saved.module is None else {"module": self.modules.index(saved.module)}
-        dtype = "u16" if self.compact and packed.precise(heads) else "f32"
+        dtype = "u16" if self.compact and packed.precise(heads, saved.layer.problem.group) else "f32"
         for at, head in enumerate(heads):
             first = at - at % saved.layer.problem.group
             shared = {} if at == first else {"keys_of": f"{self.name}/{number}/{first}"}

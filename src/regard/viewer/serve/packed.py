@@ -4,7 +4,7 @@ A feature's codes are even steps from its smallest to its largest value: value =
 have a tenth of the error that float16 gives, whose steps grow with the size of a value.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,19 +42,31 @@ def decode(codes: NDArray[np.uint16], scale: NDArray[np.float32]) -> NDArray[np.
     return np.asarray(scale[0].astype(np.float64) + codes * scale[1].astype(np.float64))
 
 
-def precise(heads: Iterable[Head]) -> bool:
-    """Return whether codes of queries and keys keep every score within `TOLERANCE`, in at most `ROWS` rows a head."""
-    return all(_score_error(head) <= TOLERANCE for head in heads)
+def precise(heads: Sequence[Head], group: int = 1) -> bool:
+    """Return whether codes of queries and keys keep every score within `TOLERANCE`, in at most `ROWS` rows a head.
+
+    group: the number of adjacent heads that share keys and values.
+    """
+    return all(_precise(heads[first : first + group]) for first in range(0, len(heads), group))
 
 
-def _score_error(head: Head) -> float:
-    p = head.problem
-    rows = np.linspace(0, head.n_q - 1, min(ROWS, head.n_q)).astype(np.int64)
-    q, k = (np.asarray(x[0], np.float64) for x in (p.query, p.key))
-    if not all(np.isfinite(x).all() for x in (q, k, p.value[0])):
+def _precise(heads: Sequence[Head]) -> bool:
+    """Return the answer of `precise` for heads that share keys and values."""
+    p = heads[0].problem
+    k = np.asarray(p.key[0], np.float64)
+    if not (np.isfinite(k).all() and np.isfinite(p.value[0]).all()):
+        return False
+    coded_k = decode(*encode(k))
+    return all(_score_error(head, k, coded_k) <= TOLERANCE for head in heads)
+
+
+def _score_error(head: Head, k: NDArray[np.float64], coded_k: NDArray[np.float64]) -> float:
+    q = np.asarray(head.problem.query[0], np.float64)
+    if not np.isfinite(q).all():
         return float("inf")
-    coded_q, coded_k = (decode(*encode(x)) for x in (q, k))
-    return float(abs(p.scale) * np.abs(coded_q[rows] @ coded_k.T - q[rows] @ k.T).max(initial=0.0))
+    coded_q = decode(*encode(q))
+    rows = np.linspace(0, head.n_q - 1, min(ROWS, head.n_q)).astype(np.int64)
+    return float(abs(head.problem.scale) * np.abs(coded_q[rows] @ coded_k.T - q[rows] @ k.T).max(initial=0.0))
 
 
 def arrays(named: dict[str, Array], dtype: str) -> dict[str, Any]:
