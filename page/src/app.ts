@@ -139,7 +139,8 @@ export class App {
     this.element.tabIndex = -1;
   }
 
-  async start(): Promise<void> {
+  /** Shows what there is to see; resolves to whether anything is. */
+  async start(): Promise<boolean> {
     try {
       const [{ title, version, engine, scenes, start }, words] = await Promise.all([
         this.data.scenes(),
@@ -165,8 +166,10 @@ export class App {
       this.store.listen((state, changed, way) => this.update(state, changed, way));
       for (const key of EVERYTHING) this.unseen.add(key);
       this.show();
+      return true;
     } catch (error) {
       this.fail(error);
+      return false;
     }
   }
 

@@ -13,7 +13,11 @@ function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => v
   const source = new NotebookSource(model);
   const app = new App(source, new Store(START), el);
   el.replaceChildren(app.element);
-  void app.start();
+  void app.start().then((shown) => {
+    // The picture before the page, for where no kernel answers.
+    const still = `[data-regard-still="${CSS.escape(String(model.get("still")))}"]`;
+    if (shown) for (const picture of document.querySelectorAll<HTMLElement>(still)) picture.hidden = true;
+  });
   return () => {
     app.destroy();
     source.close();

@@ -267,6 +267,7 @@ NOTEBOOK = """async source => {
     const listeners = new Set();
     window.silent = false;
     const model = {
+        get: name => name === "still" ? "picture" : undefined,
         on: (_, listener) => listeners.add(listener),
         off: (_, listener) => listeners.delete(listener),
         send: async message => {
@@ -289,7 +290,7 @@ def notebook(tab: Tab, before: str) -> set[str]:
     from regard.viewer.serve.notebook import answered
 
     page, questions = tab.page, set[str]()
-    page.set_content("<!doctype html><html lang='en'><title>a notebook</title><body></body></html>")
+    page.set_content("<!doctype html><html lang='en'><title>a notebook</title><img data-regard-still='picture'>")
     page.evaluate(f"() => {{ {before} }}")
 
     def ask(message: dict[str, Any]) -> dict[str, Any]:
@@ -301,6 +302,7 @@ def notebook(tab: Tab, before: str) -> set[str]:
     page.add_style_tag(content=built.page()["page.css"])
     page.evaluate(NOTEBOOK, built.page()["page.js"])
     page.wait_for_selector(READY["overview"])
+    assert page.evaluate("document.querySelector('[data-regard-still]').hidden")  # it is for where no kernel answers
     return questions
 
 

@@ -1,5 +1,6 @@
 """In a notebook the page asks over the notebook's connection, and is told the same."""
 
+import re
 import sys
 from base64 import b64decode
 from importlib.util import find_spec
@@ -68,18 +69,28 @@ def test_a_widget_holds_the_page_and_answers(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_kernel_a_notebook_has_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
     scene = example(Settings("one two one"))
-    made = widget(Answers([scene], patience=None))
+    published: list[dict[str, str]] = []
     monkeypatch.setattr("regard.viewer.show.drawing.has_png", lambda: False)
+    monkeypatch.setattr("IPython.display.publish_display_data", published.append)
+    made = widget(Answers([scene], patience=None))
     data, _ = made._repr_mimebundle_()
+    # nbconvert takes the widget of an output that has one, and cannot show it offline: the picture is an output before.
+    assert data.keys() <= {"application/vnd.jupyter.widget-view+json", "text/plain"}
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == made.model_id
-    assert data["image/svg+xml"].startswith("<svg")
-    assert "attends most to" in data["image/svg+xml"]
+    (picture,) = published
+    assert picture["image/svg+xml"].startswith("<svg")
+    assert "attends most to" in picture["image/svg+xml"]
+    image = re.fullmatch(
+        r'<img data-regard-still="(\w+)" [^>]* src="data:image/svg\+xml;base64,(.*)">', picture["text/html"]
+    )
+    assert image is not None
+    assert (image[1], b64decode(image[2]).decode()) == (made.get_state()["still"], picture["image/svg+xml"])
     made.close()
     if find_spec("matplotlib") is not None:
         monkeypatch.undo()
-        assert b64decode(still(scene)["image/png"]).startswith(b"\x89PNG")
+        assert b64decode(still(scene, "x")["image/png"]).startswith(b"\x89PNG")
     long = np.zeros((1, 4000, 1), np.float32)
-    assert still(arrays(long, long)) == {}  # a cell does not wait for what takes long
+    assert still(arrays(long, long), "x") == {}  # a cell does not wait for what takes long
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import { arraysOf, ComputedWeights, KernelWeights, numbersOf, pyramidOf, type St
 
 /** What anywidget hands to a widget, as far as it is used here. */
 export interface WidgetModel {
+  get(name: string): unknown;
   send(content: unknown): void;
   on(event: "msg:custom", callback: (content: unknown, buffers: DataView[]) => void): void;
   off(event: "msg:custom", callback: (content: unknown, buffers: DataView[]) => void): void;

@@ -5,6 +5,8 @@ which load nothing else.
 """
 
 from base64 import b64encode
+from html import escape
+from secrets import token_hex
 from typing import Any
 
 from regard.viewer.scene.scenes import Scene
@@ -25,24 +27,29 @@ PATIENCE = 0.1
 def widget(answers: Answers) -> Any:
     """Return an anywidget that shows the page.
 
-    Beside it in the cell's output is a picture, for where no kernel runs: on a forge, in a PDF.
+    A picture is shown before it, which the page hides when the kernel answers: for where none runs, as on a forge and
+    in the HTML of nbconvert, which prefers a widget's state to pictures in the same output.
     """
     from anywidget import AnyWidget
+    from IPython.display import publish_display_data
+    from traitlets import Unicode
 
     files = built.page()
 
     class Page(AnyWidget):
         _esm = files["page.js"]
         _css = files["page.css"]
+        still = Unicode().tag(sync=True)
 
         def _repr_mimebundle_(self, **options: Any) -> Any:
             shown = super()._repr_mimebundle_(**options)
             if shown is None:
                 return None
-            data, metadata = shown
-            return data | still(next(iter(answers.scenes.values()))), metadata
+            if drawn := still(next(iter(answers.scenes.values())), self.still):
+                publish_display_data(drawn)
+            return shown
 
-    made = Page()
+    made = Page(still=token_hex(8))
     made.answers = answers
 
     def answer(page: Any, message: Any, buffers: Any) -> None:
@@ -55,14 +62,20 @@ def widget(answers: Answers) -> Any:
     return made
 
 
-def still(scene: Scene) -> dict[str, Any]:
-    """Return the picture of a scene by its type, or nothing for a long scene."""
+def still(scene: Scene, name: str) -> dict[str, str]:
+    """Return the picture of a scene by its types, or nothing for a long scene.
+
+    name: that of the HTML element around it, which the page looks for.
+    """
     if scene.pairs > PAIRS:
         return {}
     made = Still(scene)
-    if drawing.has_png():
-        return {"image/png": b64encode(picture(made.data, made.choice, "png")).decode("ascii")}
-    return {"image/svg+xml": picture(made.data, made.choice, "svg").decode()}
+    png = drawing.has_png()
+    kind, drawn = "image/png" if png else "image/svg+xml", picture(made.data, made.choice, "png" if png else "svg")
+    coded = b64encode(drawn).decode("ascii")
+    says = escape(" ".join(made.data.says(made.choice)))
+    html = f'<img data-regard-still="{name}" style="max-width: 100%" alt="{says}" src="data:{kind};base64,{coded}">'
+    return {kind: coded if png else drawn.decode(), "text/html": html}
 
 
 def answered(answers: Answers, message: Any) -> tuple[dict[str, Any], list[bytes]]:
