@@ -204,9 +204,10 @@ class Viewer:
 
         Return True if it was interrupted, by Ctrl-C.
         """
-        ready()
         try:
-            self._server.run(sockets=[self._socket])
+            with self._server.capture_signals():  # asyncio prints a warning after a Ctrl-C between `ready` and serving
+                ready()
+                self._server.run(sockets=[self._socket])
             return False
         except KeyboardInterrupt:
             return True
