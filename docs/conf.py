@@ -1,6 +1,7 @@
 """The site: `pip install -c constraints.txt '.[docs]' && python -m sphinx docs docs/_build`."""
 
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ release = version = regard.__version__
 
 extensions = [
     "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
-    "extensions.demo", "extensions.execution", "extensions.markup", "extensions.mathml", "extensions.pictures",
-    "extensions.reports", "extensions.run", "extensions.terms", "extensions.video",
+    "extensions.demo", "extensions.execution", "extensions.markup", "extensions.mathml", "extensions.missing",
+    "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms", "extensions.video",
 ]  # fmt: skip
 exclude_patterns = ["_build", "_templates", "extensions"]
 templates_path = ["_templates"]
@@ -83,12 +84,22 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
     lines[:] = made
 
 
+def described(found: re.Match[str], files: dict[str, str]) -> str:
+    """Give a picture the title of its own file as its description, and a figure of ours its class."""
+    path = Path(files.get(found["name"], ""))
+    text = path.read_text("utf-8") if path.suffix == ".svg" else ""
+    title = re.search(r"<title>(.*?)</title>", text)
+    figure = 'class="drawn" ' if '<svg xmlns="http://www.w3.org/2000/svg" class="figure"' in text else ""
+    return f'<img {figure}alt="{title[1] if title else "The picture that the block above makes"}"'
+
+
 def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Let the keyboard reach blocks, which scroll sideways; name folded ones and pictures."""
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace(' aria-label="Toggle hidden content"', "")
-        context["body"] = re.sub(r'alt="[./]*_images/[^"]*"', 'alt="The picture that the block above makes"', body)
+        files = {name: os.path.join(app.srcdir, path) for path, name in app.builder.images.items()}
+        context["body"] = re.sub(r'<img alt="[./]*_images/(?P<name>[^"]*)"', lambda x: described(x, files), body)
 
 
 def setup(app: Any) -> None:

@@ -1,5 +1,6 @@
 """The documentation: it builds without a warning, links hold, sentences are short, pages ask no other host."""
 
+import json
 import os
 import re
 import shutil
@@ -69,9 +70,9 @@ def minutes(text: str) -> float:
     """The time that reading a chapter takes.
 
     Prose at 200 words a minute: 238 is the mean for non-fiction (Brysbaert 2019), and this is dense. A line of code
-    takes 4 s, and a formula on a line of its own half a minute.
+    takes 4 s, and a formula on a line of its own half a minute. The folded code of a figure is not read.
     """
-    code = "".join(block["code"] for block in BLOCK.finditer(text))
+    code = "".join(block["code"] for block in BLOCK.finditer(text) if "{fold} The code of the figure" not in block[0])
     prose = BLOCK.sub("", text)
     words = re.sub(r"\$[^$]+\$", "x", FORMULA.sub("", prose)).split()
     return len(words) / 200 + sum(map(bool, code.splitlines())) / 15 + len(FORMULA.findall(prose)) / 2
@@ -181,13 +182,13 @@ def test_other_blocks_stay(markup: Any) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("myst_nb") is None:
-        pytest.skip("the documentation needs Sphinx: pip install -c constraints.txt '.[docs]'")
+        pytest.skip("the documentation needs Sphinx: pip install -c constraints.txt '.[docs-full]'")
     try:
         built.page()
     except FileNotFoundError as error:
         pytest.skip(str(error))
     made = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(made.parent / "trees")]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto", "-d", str(made.parent / "trees")]
     paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels move
     done = subprocess.run(
         [*command, str(DOCS), str(made)],
@@ -251,6 +252,44 @@ assert "ValueError: wrong" in failure
 assert "status" in execution.run(["import os; os._exit(3)"], 60)[1]
 """
     subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module that stores outputs, with a store of one page."""
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(DOCS)
+    module = import_module("extensions.outputs")
+    blocks = ["import torch", "print('error', 1e-7)", "print('0.25 s')"]
+    given = [[], *([{"output_type": "stream", "name": "stdout", "text": x}] for x in ("error 1e-07", "0.25 s"))]
+    store = tmp_path / "outputs.json"
+    store.write_text(json.dumps({module.digest(blocks): {"page": "x", "outputs": given}}), "utf-8")
+    monkeypatch.setattr(module, "STORE", store)
+    return module, blocks, given
+
+
+def test_outputs_that_differ_from_the_stored_ones_are_told(outputs: Any) -> None:
+    module, blocks, given = outputs
+    volatile = [False, False, True]
+    assert module.stored(blocks) == given
+    assert module.differences(blocks, given, volatile) == []
+    given[1][0]["text"], given[2][0]["text"] = "error 9.3e-08", "1.75 s"
+    assert module.differences(blocks, given, volatile) == []
+    assert "block 3 gives\n1.75 s" in module.differences(blocks, given, [False] * 3)[0]
+    given[1][0]["text"] = "error 1e-03"
+    assert "block 2 gives\nerror 1e-03" in module.differences(blocks, given, volatile)[0]
+    assert module.differences(["import torch"], [[]], [False]) == ["its blocks are not in docs/outputs.json"]
+    assert module.stored(["import torch"]) is None
+
+
+def test_numbers_agree_as_those_of_two_processors_do(outputs: Any) -> None:
+    agree = outputs[0].agree
+    assert agree("error 3.1e-08, 12 rows", "error 2.9e-08,  12 rows")
+    assert agree("0.0014", "0.0013")
+    assert agree("5065.9189", "5065.9201")
+    assert not agree("504 of 625", "505 of 625")
+    assert not agree("loss 1.93", "loss 1.83")
+    assert not agree("True", "False")
 
 
 def test_links_lead_somewhere(site: Path) -> None:
@@ -481,7 +520,7 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     page.context.on("request", lambda request: asked.append(request.url))
     page.goto(f"{served}/learn/dictionary.html")
     blocks = page.locator(".tag_run")
-    first, second = blocks.nth(0), blocks.nth(1)
+    first, second = blocks.nth(1), blocks.nth(2)  # after the figure
     built = second.locator(".cell_output").inner_text().strip()
     assert "0.57142857" in built
     assert not [url for url in asked if "/run/" in url and not url.split("?")[0].endswith(("cells.js", "run.css"))]
@@ -513,7 +552,7 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     assert lines[-1].startswith("ValueError: query and key must have the same")
     write(second, "while True: pass")
     second.locator(".run-status", has_text="Running").wait_for()
-    assert blocks.nth(2).get_by_role("button").is_disabled()
+    assert blocks.nth(3).get_by_role("button").is_disabled()
     second.get_by_role("button", name="Stop").click()
     ran(second, "Stopped")
     page.add_script_tag(path=str(AXE))

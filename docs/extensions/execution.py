@@ -1,6 +1,7 @@
 """Blocks of pages run in forks of Sphinx, which has the packages loaded, instead of a new kernel for each page.
 
 A kernel takes 2 s of processor time to start, and 5 s where it imports PyTorch. Elsewhere than on Linux kernels run.
+A page that needs a package which is missing has the stored outputs of `outputs.py`.
 """
 
 import os
@@ -11,6 +12,7 @@ import tempfile
 import time
 from base64 import b64encode
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from typing import Any, NoReturn
 
@@ -21,7 +23,10 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from myst_nb.core.execute.base import ExecutionError, NotebookClientBase
 from nbformat.v4 import new_output
+from sphinx_proof.domain import ProofDomain
 from traitlets.config import Config
+
+from extensions import outputs as store
 
 OUTPUTS: list[Any] = []
 """What the block that runs has given so far."""
@@ -99,14 +104,24 @@ def run(blocks: list[str], seconds: int) -> tuple[list[list[Any]], str | None]:
 
 
 class ForkedClient(NotebookClientBase):
-    """Runs a page."""
+    """Runs a page, or takes its stored outputs where a package is missing."""
+
+    outputs: store.Outputs
 
     def start_client(self) -> None:
         cells = [cell for cell in self.notebook.cells if cell.cell_type == "code"]
+        blocks = [cell.source for cell in cells]
         start = time.perf_counter()
-        outputs, failure = run([cell.source for cell in cells], self.nb_config.execution_timeout)
-        if failure is not None:
-            raise ExecutionError(f"{self.path}: {failure}")
+        if packages := store.missing(blocks):
+            outputs = store.stored(blocks)
+            if outputs is None:
+                raise ExecutionError(f"{self.path} needs {', '.join(packages)}, or outputs in docs/outputs.json")
+        else:
+            outputs, failure = run(blocks, self.nb_config.execution_timeout)
+            if failure is not None:
+                raise ExecutionError(f"{self.path}: {failure}")
+            volatile = [store.VOLATILE in cell.metadata.get("tags", []) for cell in cells]
+            self.outputs.check(self.path, blocks, outputs, volatile)
         for number, (cell, given) in enumerate(zip(cells, outputs, strict=True), 1):
             cell.outputs, cell.execution_count = [nbformat.from_dict(x) for x in given], number
         self.notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
@@ -121,9 +136,17 @@ def client(notebook: Any, source: str, config: Any, logger: Any, *_: Any) -> Not
     return kind(notebook, source, config, logger)
 
 
+def begin(app: Any) -> None:
+    ForkedClient.outputs = store.Outputs(app)
+    app.connect("env-updated", ForkedClient.outputs.collect)
+
+
 def setup(app: Any) -> dict[str, Any]:
+    ProofDomain.merge_domaindata = lambda *_: None  # `sphinx -j`: its list is the environment's, and merged there
     if sys.platform == "linux":
-        import regard.torch  # noqa: F401  for all pages, and the reference
+        if find_spec("torch") is not None:
+            import regard.torch  # noqa: F401  for all pages, and the reference
 
         myst_nb.sphinx_.create_client = client
+        app.connect("builder-inited", begin)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -136,5 +136,6 @@ def add_script(app: Any, page: str, template: str, context: dict[str, Any], tree
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", read)
+    app.connect("write-started", lambda app, builder: available(app))  # before pages are written in several processes
     app.connect("html-page-context", add_script)
-    return {"parallel_read_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
