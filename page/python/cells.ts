@@ -88,8 +88,9 @@ class Cell implements Block {
 
   show({ kind, content }: Output): void {
     if (kind === "picture") {
-      const picture = element("img", "run-picture");
-      picture.alt = `The picture that block ${this.number + 1} made`;
+      const drawing = new DOMParser().parseFromString(content, "image/svg+xml").documentElement;
+      const picture = element("img", drawing.classList.contains("figure") ? "run-picture drawn" : "run-picture");
+      picture.alt = drawing.querySelector("title")?.textContent ?? `The picture that block ${this.number + 1} made`;
       picture.src = `data:image/svg+xml,${encodeURIComponent(content)}`;
       this.output!.append(picture);
       return;

@@ -90,7 +90,7 @@ class Canvas:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" font-family="{SANS}">',
             '<rect width="100%" height="100%" fill="white"/>',
-            *map(_element, self.shapes),
+            *map(element, self.shapes),
             "</svg>\n",
         ]
         return "\n".join(lines).encode()
@@ -115,7 +115,8 @@ class Canvas:
         return content.getvalue()
 
 
-def _element(shape: Box | Text | Image) -> str:
+def element(shape: Box | Text | Image) -> str:
+    """Return the element of SVG that draws a shape."""
     x, y = f"{shape.x:.6g}", f"{shape.y:.6g}"
     if isinstance(shape, Text):
         content = escape(encodable(readable(shape.text)))  # XML holds no controls
