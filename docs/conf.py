@@ -17,7 +17,8 @@ release = version = regard.__version__
 extensions = [
     "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
     "extensions.demo", "extensions.execution", "extensions.markup", "extensions.mathml", "extensions.missing",
-    "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms", "extensions.video",
+    "extensions.notebooks", "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms",
+    "extensions.video",
 ]  # fmt: skip
 exclude_patterns = ["_build", "_templates", "extensions"]
 templates_path = ["_templates"]

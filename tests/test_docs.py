@@ -1,5 +1,6 @@
 """The documentation: it builds without a warning, links hold, sentences are short, pages ask no other host."""
 
+import ast
 import json
 import os
 import re
@@ -141,6 +142,34 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(regard.__all__) - {"__version__"} <= listed
 
 
+def opening(text: str) -> str:
+    """What is between the title of a chapter and its first section."""
+    return text.partition("\n# ")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_chapters_are_notebooks_too(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Markdown without the site's own markup, and of code that Python reads."""
+    monkeypatch.syspath_prepend(DOCS)
+    cells = json.loads(import_module("extensions.notebooks").notebook(page.read_text("utf-8")))["cells"]
+    assert [x["source"] for x in cells if x["cell_type"] == "code" and not ast.parse(x["source"]).body] == []
+    text = "\n".join(x["source"] for x in cells if x["cell_type"] == "markdown")
+    assert re.findall(r"\{[a-z:]+\}`|^:::.*|^> \[!.*|^```\{.*|\]\([^)]*\.md", text, re.MULTILINE) == []
+
+
+FIGURED = [page for page in CHAPTERS if page.stem not in ("pytorch", "variants", "memory", "looking")]
+
+
+@pytest.mark.parametrize("page", FIGURED, ids=lambda page: page.stem)
+def test_chapters_open_with_a_figure_and_close_with_a_summary(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert "*You need:* " in opening(text)
+    assert "from regard.viewer.show.figure import" in opening(text)
+    assert re.search(r"^## In short\n\n- ", text, re.MULTILINE)
+    assert text.index("## In short") < text.index("## Exercises") < text.index("{dropdown} Solution")
+    assert "matplotlib" not in text
+
+
 # Markup of our own
 
 
@@ -188,7 +217,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except FileNotFoundError as error:
         pytest.skip(str(error))
     made = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto", "-d", str(made.parent / "trees")]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-j",
+        "auto",
+        "-d",
+        str(made.parent / "trees"),
+    ]
     paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels move
     done = subprocess.run(
         [*command, str(DOCS), str(made)],
