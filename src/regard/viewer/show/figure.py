@@ -263,7 +263,7 @@ def matrices(title: str, values: Mapping[str, Any], signs: Sequence[str]) -> Fig
     for (name, array), sign in zip(arrays.items(), [*signs, ""], strict=True):
         parts.append(element(Text(x, 16, name, SIZE, INK, bold=True)))
         for (i, j), value in np.ndenumerate(array):
-            parts += entry(x + j * cell, 24 + i * cell, cell, value, abs(value) / np.abs(array).max())
+            parts += entry(x + j * cell, 24 + i * cell, cell, value, abs(value) / (np.abs(array).max() or 1))
         x += cell * array.shape[1] + between
         parts.append(element(Text(x - between / 2, (24 + height) / 2 + 5, sign, SIZE, INK, anchor="middle")))
     return Figure(title, height, parts)

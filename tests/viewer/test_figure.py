@@ -1,0 +1,77 @@
+"""Figures of chapters: SVG that fits light and dark, and says what it shows."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from regard.viewer.show import figure
+from regard.viewer.show.figure import Figure, PixelAxis, bars, lines, maps, matrices
+
+rng = np.random.default_rng(0)
+FIGURES = {
+    "lines": lines(
+        "A < B.", {"a & b": ([1, 10, 100], [1, 2, 3]), "dots": ([1, 2], [0.5, 1])}, "x", "y", log="x", dots=["dots"]
+    ),
+    "bars": bars("A < B.", {"a & b": 1.0, "c": 2.0}, "kB"),
+    "maps": maps("A < B.", {"a & b": rng.random((8, 8)), "c": np.eye(8)}),
+    "matrices": matrices("A < B.", {"a & b": [[1.0, -2.5]], "c": [[0.0]]}, ["×"]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_described_and_have_the_colours_of_their_page(name: str) -> None:
+    text = FIGURES[name]._repr_svg_()
+    root = ElementTree.fromstring(text)
+    assert root.findtext("{*}title") == "A < B."
+    assert root.get("role") == "img"
+    style = root.findtext("{*}style")
+    assert style is not None
+    assert "prefers-color-scheme:dark" in style
+    assert not re.search(r"#[0-9a-f]{3,6}|white|black", text.replace(style, ""))
+    assert set(re.findall(r"var\((--[\w-]+)\)", text)) <= set(re.findall(r"(--[\w-]+):", style))
+    assert len(text) < 20_000
+
+
+def test_text_of_figures_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"a name of curve {n}": ([0, 1], [0, 1]) for n in range(5)}
+    root = ElementTree.fromstring(lines("Five.", names, "x", "y")._repr_svg_())
+    assert root.findall("{*}text")
+    for text in root.findall("{*}text"):
+        width = (
+            0.56
+            * figure.SIZE
+            * len(text.text or "")
+            * {"start": 1, "middle": 0.5, "end": 0}[text.get("text-anchor", "")]
+        )
+        assert float(text.get("x", "")) + (0 if text.get("transform") else width) <= figure.WIDTH
+
+
+def test_shades_follow_the_values() -> None:
+    text = maps("One.", {"one": [[0.0, 0.5], [1.0, 0.0]]})._repr_svg_()
+    cells = re.findall(r'd="(M[^"]*)" stroke="[^"]*" stroke-opacity="([^"]*)"', text)
+    assert cells == [("M1 0h1", "0.5"), ("M0 1h1", "1")]
+
+
+def test_shades_compare_maps_or_each_has_its_own() -> None:
+    two = {"weak": np.full((2, 2), 0.5), "strong": np.ones((2, 2))}
+    opacities = [
+        re.findall(r'stroke-opacity="([^"]*)"', maps("Two.", two, each=each)._repr_svg_()) for each in (False, True)
+    ]
+    assert opacities == [["0.5", "1"], ["1", "1"]]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1.3, 2.7), (0, 40), (3, 3.01), (0, 7e5)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    axis = PixelAxis(low, high, 0, 100, log=False)
+    ticks = axis.ticks()
+    assert 2 <= len(ticks) <= 7
+    assert all(low - 1e-9 <= x <= high + 1e-9 for x in ticks)
+    assert (np.diff(axis.at(ticks)) > 0).all()
+
+
+def test_a_figure_is_saved(tmp_path: object) -> None:
+    path = f"{tmp_path}/figure.svg"
+    Figure("Nothing.", 10, []).save(path)
+    assert ElementTree.parse(path).getroot().get("height") == "10"
