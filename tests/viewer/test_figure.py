@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from regard.viewer.show import figure
-from regard.viewer.show.figure import Figure, PixelAxis, bars, lines, maps, matrices
+from regard.viewer.show.figure import Figure, PixelAxis, bars, flow, lines, maps, matrices
 
 rng = np.random.default_rng(0)
 FIGURES = {
@@ -16,6 +16,7 @@ FIGURES = {
     ),
     "bars": bars("A < B.", {"a & b": 1.0, "c": 2.0}, "kB"),
     "maps": maps("A < B.", {"a & b": rng.random((8, 8)), "c": np.eye(8)}),
+    "flow": flow("A < B.", [("a & b", "(n, D)"), ("c", "(n,)")]),
     "matrices": matrices("A < B.", {"a & b": [[1.0, -2.5]], "c": [[0.0]]}, ["×"]),
 }
 

@@ -249,6 +249,24 @@ def maps(title: str, values: Mapping[str, Any], *, columns: int = 2, each: bool 
     return Figure(title, y + 24, [*parts, *scale(y, "the largest of each map" if each else f"{most:.2g}")])
 
 
+def flow(title: str, steps: Sequence[tuple[str, str]]) -> Figure:
+    """Draw steps below each other, with arrows: each is what is done, and the shape of what it gives.
+
+    >>> flow("Two steps.", [("embed", "(n, D)"), ("norm", "(n, D)")])._repr_svg_().count("<rect")
+    2
+    """
+    parts, left, width = list[str](), 6.0, 300.0
+    for number, (name, shape) in enumerate(steps):
+        y = 4 + 52.0 * number
+        parts.append(element(Box(left, y, width, 30, "none", SERIES[0], 1.5)))
+        parts.append(element(Text(left + width / 2, y + 20, name, SIZE, INK, anchor="middle")))
+        middle, tip = left + width / 2, y + 50
+        parts.append(stroke([(middle, y + 30), (middle, tip)], INK, 1.5))
+        parts.append(stroke([(middle - 5, tip - 6), (middle, tip), (middle + 5, tip - 6)], INK, 1.5))
+        parts.append(element(Text(middle + 14, y + 45, shape, SIZE, INK)))
+    return Figure(title, 52 * len(steps) + 6, parts)
+
+
 def matrices(title: str, values: Mapping[str, Any], signs: Sequence[str]) -> Figure:
     """Draw matrices with their numbers side by side, and a sign between each two; darker is more.
 
