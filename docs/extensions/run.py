@@ -1,7 +1,7 @@
 """The directive `run`: a `code-cell` that readers may edit and run in the page.
 
 The build runs the block and shows its output, which is all that a page needs. Where npm can be reached, the site also
-gets Python for browsers (`page/python`), and pages with such blocks a script that runs them.
+gets Python for browsers (`page/python`), pages with such blocks a script that runs them, and formulas a font.
 """
 
 import gzip
@@ -22,7 +22,8 @@ import regard
 SOURCE = Path(__file__).parents[2] / "page" / "python"
 FOLDER = "run"  # below the site's static files
 BLOCK = re.compile(r"^(?P<fence>```+)\{run\}[ \t]*\n(?::tags: *\[(?P<tags>[^\]\n]*)\]\n)?", re.MULTILINE)
-PACKAGES = {"pyodide": "pyodide", "numpy": "@emscripten-forge/numpy"}
+PACKAGES = {"pyodide": "pyodide", "numpy": "@emscripten-forge/numpy", "font": "@fontsource/noto-sans-math"}
+FONT = "files/noto-sans-math-latin-400-normal.woff2"
 NPM_CI = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
 
 log = logging.getLogger("sphinx.run")  # Sphinx shows what loggers below its own say
@@ -95,7 +96,7 @@ def licences(packages: Path) -> str:
 def make(target: Path) -> None:
     """Write Python and the scripts of pages into a folder. Raises Unavailable."""
     packages = installed()
-    pyodide, numpy = (packages / name for name in PACKAGES.values())
+    pyodide, numpy, font = (packages / name for name in PACKAGES.values())
     lock = json.loads((pyodide / "pyodide-lock.json").read_text("utf-8"))
     parts = {
         "interpreter.bin": gzip.compress((pyodide / "pyodide.asm.wasm").read_bytes(), mtime=0),
@@ -107,6 +108,7 @@ def make(target: Path) -> None:
     total = sum(map(len, parts.values()))
     npm("run", "build", "--", f"--outdir={target}", f"--define:TOTAL={total}")
     scripts = {name: (pyodide / name).read_bytes() for name in ("pyodide.mjs", "pyodide.asm.js")}
+    scripts |= {"math.woff2": (font / FONT).read_bytes(), "math.css": (SOURCE / "math.css").read_bytes()}
     scripts |= {"run.css": (SOURCE / "run.css").read_bytes(), "LICENSES.txt": licences(packages).encode()}
     for name, content in (parts | scripts).items():
         (target / name).write_bytes(content)
@@ -129,7 +131,10 @@ def read(app: Any, page: str, source: list[str]) -> None:
 
 
 def add_script(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    if '<div class="cell tag_run' in context.get("body", "") and available(app):
+    body = context.get("body", "")
+    if "<math" in body and available(app):
+        app.add_css_file(f"{FOLDER}/math.css")
+    if '<div class="cell tag_run' in body and available(app):
         app.add_css_file(f"{FOLDER}/run.css")
         app.add_js_file(f"{FOLDER}/cells.js", loading_method="defer")
 
