@@ -116,27 +116,29 @@ class Outputs:
         self.source, self.folder = Path(app.srcdir), Path(app.doctreedir, "outputs")
         self.writes = "store" in app.tags
         self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("*.json"):
+            old.unlink()
 
     def check(self, path: Path, blocks: list[str], outputs: list[list[Any]], volatile: list[bool]) -> None:
         """Compare the outputs of a page that needs a package, or keep them for the store."""
         page = path.relative_to(self.source).with_suffix("").as_posix()
-        file = self.folder / f"{page.replace('/', '-')}.json"
-        file.unlink(missing_ok=True)
-        if not named(blocks):
-            return
         if self.writes:
-            file.write_text(json.dumps({digest(blocks): {"page": page, "outputs": outputs}}), "utf-8")
-            return
-        for difference in differences(blocks, outputs, volatile):
-            log.warning("%s; `sphinx -t store` writes what it gives", difference, location=page)
+            entry = {digest(blocks): {"page": page, "outputs": outputs}} if named(blocks) else {}
+            (self.folder / f"{page.replace('/', '-')}.json").write_text(json.dumps([page, entry]), "utf-8")
+        elif named(blocks):
+            for difference in differences(blocks, outputs, volatile):
+                log.warning("%s; `sphinx -t store` writes what it gives", difference, location=page)
 
     def collect(self, app: Any, env: Any) -> None:
-        """Write the store, or warn of entries of pages that are gone."""
+        """Put the pages that were read into the store, or warn of entries of pages that are gone."""
+        before = read()
         if not self.writes:
-            gone = {entry["page"] for entry in read().values()} - env.found_docs
-            for page in sorted(gone):
+            for page in sorted({entry["page"] for entry in before.values()} - env.found_docs):
                 log.warning("docs/outputs.json has outputs of %s, which is no page", page)
             return
-        entries = [json.loads(path.read_text("utf-8")) for path in sorted(self.folder.glob("*.json"))]
-        pages = {key: entry for one in entries for key, entry in one.items() if entry["page"] in env.found_docs}
-        STORE.write_text(json.dumps(pages, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
+        parts = [json.loads(path.read_text("utf-8")) for path in self.folder.glob("*.json")]
+        others = env.found_docs - {page for page, _ in parts}
+        store = {key: entry for key, entry in before.items() if entry["page"] in others}
+        for page, entry in parts:
+            store |= entry if page in env.found_docs else {}
+        STORE.write_text(json.dumps(store, indent=1, ensure_ascii=False, sort_keys=True) + "\n", "utf-8")
