@@ -82,7 +82,7 @@ def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
             raise ValueError(
                 f"no such model: {model} is neither a folder nor in the local cache of transformers; nothing is fetched"
             ) from None
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].strip()
         why = "" if isinstance(error, TypeError) or reason.endswith(":") else f": {reason}"  # a list follows
         raise ValueError(f"{model} has no {what} that transformers can load{why}") from None
 
