@@ -437,10 +437,11 @@ export class App {
     return scene;
   }
 
-  /** Goes past what is the same in all views. */
+  /** Goes past what is the same in all views, and past the terms of the line above it. */
   private skip(): void {
-    this.main.tabIndex = -1;
-    this.main.focus();
+    const place = this.view?.element ?? this.main;
+    place.tabIndex = -1;
+    place.focus();
   }
 
   /** Whether what is around the page is dark. */
