@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from regard.runtime.forks import renewed
 from regard.runtime.progress import Stage
 from regard.viewer.data.questions import Answer, Query
 from regard.viewer.serve.answers import Answers
@@ -27,7 +28,7 @@ class Preparing:
         self._answers: Answers | None = None
         self._stage = Stage("starting")
         self._watched = False
-        self._told = threading.Event()
+        self._told = renewed(self, "_told", threading.Event)
 
     def start(self, failed: Callable[[], object]) -> None:
         """Prepare in the background; call `failed` after an error, once a page that is open was told."""
