@@ -16,6 +16,7 @@ import torch
 from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
 from regard.runtime.progress import Stage
+from regard.torch.capture.encoding import check_length, encoded
 from regard.torch.capture.forward import attend
 from regard.torch.capture.recorder import pieces
 
@@ -47,10 +48,8 @@ def read(
         config = _loaded(transformers.AutoConfig, model, "configuration")
         _require_text(config, model)
         tokenizer = None if text is None else _loaded(transformers.AutoTokenizer, model, "tokenizer")
-        ids, labels = _repeated(config) if tokenizer is None else _encoded(tokenizer, text or "")
-        longest = _longest(config)
-        if longest is not None and ids.shape[-1] > longest:
-            raise ValueError(f"text is too long: {ids.shape[-1]:,} tokens, and {model} reads at most {longest:,}")
+        ids, labels = _repeated(config) if tokenizer is None else encoded(tokenizer, text or "")
+        check_length(ids, config, model)
         progress(Stage("loading the model"))
         answers = bool(getattr(config, "is_encoder_decoder", False))
         kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
@@ -98,24 +97,6 @@ def _require_text(config: Any, model: str) -> None:
         )
 
 
-def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Return token ids (1, n), and for each its piece of the text, or its name."""
-    if not text:
-        raise ValueError("text is empty: give at least one character")
-    made = tokenizer(text, return_offsets_mapping=tokenizer.is_fast)
-    ids = list(made["input_ids"])
-    if not ids:
-        raise ValueError("the tokenizer finds no token in this text")
-    if tokenizer.is_fast:
-        labels, end = [], 0
-        for (a, b), name in zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True):
-            labels.append(text[end:b] if b > a else name)  # with the space before it, if no token covers that
-            end = max(end, b)
-    else:
-        labels = pieces(tokenizer, ids)
-    return np.array([ids], np.int64), labels
-
-
 def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     return [str(n) for n in ids] if tokenizer is None else pieces(tokenizer, ids)
 
@@ -130,15 +111,6 @@ def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
     if isinstance(first, int) and first < size:
         ids = np.concatenate([[[first]], ids], axis=-1)
     return ids, [str(n) for n in ids[0].tolist()]
-
-
-def _longest(config: Any) -> int | None:
-    """Return the maximum number of tokens of the model."""
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_source_positions"):
-        if isinstance(found := getattr(text, name, None), int) and found > 0:
-            return found
-    return None
 
 
 @contextmanager

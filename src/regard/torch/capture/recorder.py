@@ -25,6 +25,7 @@ from torch import nn
 
 from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.captured import Capture
+from regard.core.layout import Layout
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.torch import adapter
@@ -53,8 +54,12 @@ def capture(
     memory: int | None = None,
     path: str | Path | None = None,
     tokenizer: Any = None,
+    values: dict[str, Array] | None = None,
 ) -> Iterator[Capture]:
-    """Record a model; see `regard.capture`."""
+    """Record a model; see `regard.capture`.
+
+    values: is filled with the values (b, h_kv, n_k, d_v) of each layer that one call made.
+    """
     labels = _labels(tokenizer)
     seen = Capture(model=_name(model))
     with ExitStack() as stack:
@@ -62,7 +67,7 @@ def capture(
         if path is not None:
             folder = Path(tempfile.mkdtemp(prefix=".regard-", dir=Path(path).absolute().parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        recorder = Recorder(model, layers, heads, memory, folder)
+        recorder = Recorder(model, layers, heads, memory, folder, values)
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
             switched.enter_context(recorder.hooked())
@@ -116,7 +121,9 @@ class Recorder:
         heads: Sequence[int] | None,
         memory: int | None,
         folder: Path | None,
+        values: dict[str, Array] | None = None,
     ):
+        self.values = values
         self.model, self.layers, self.heads, self.memory = model, layers, heads, memory
         self.store = ArrayStore(folder)
         self.calls = self.runs = 0
@@ -187,7 +194,7 @@ class Recorder:
         found = adapter.attention(query, key, value, observe=with_lse, **options)
         *results, seen = found
         if not in_backward():  # where gradient checkpoints compute a forward again
-            self._record(query, key, seen.lse, {name: x for name, x in options.items() if x is not None})
+            self._record(query, key, value, seen.lse, {name: x for name, x in options.items() if x is not None})
         if asked:
             results.append(seen)
         return results[0] if len(results) == 1 else tuple(results)
@@ -224,7 +231,7 @@ class Recorder:
             rows = index.cpu().numpy()[:, None] * group + np.arange(group)
             self._running[-1].order = np.argsort(rows.reshape(-1))
 
-    def _record(self, query: Any, key: Any, lse: Any, options: dict[str, Any]) -> None:
+    def _record(self, query: Any, key: Any, value: Any, lse: Any, options: dict[str, Any]) -> None:
         self.calls += 1
         module, last = self._running[-1].name or "attention", self._last
         axis = -3 if options.get("layout") == "bnhd" else -2
@@ -247,6 +254,11 @@ class Recorder:
         text = self.texts.of_call(self._running, before, how, assign=not call.cross)
         self.belongs[name] = text, self.texts.other() if call.cross else text
         self._add(name, call, how)
+        if self.values is not None and self.kept.get(name) is not None:
+            if how is None:
+                self.values[name] = _values(value, call, options.get("layout", "bhnd"))
+            else:
+                self.values.pop(name, None)
 
     def _continued(self, module: str, call: CapturedCall) -> tuple[str, Continuation | None]:
         """Return the layer of a call, and how it goes on with the earlier ones."""
@@ -426,6 +438,14 @@ def _cached_length(running: RunningModule) -> Callable[[], Any] | None:
     """Return a function for the length of a cache of transformers, if one is given."""
     cache = next((x for x in running.given.values() if hasattr(x, "get_seq_length")), None)
     return None if cache is None else partial(cache.get_seq_length, getattr(running.module, "layer_idx", None) or 0)
+
+
+def _values(value: torch.Tensor, call: CapturedCall, layout: str) -> Array:
+    """Copy values as (b, h_kv, n_k, d_v) of the keys of a call."""
+    array = adapter.in_numpy({"value": value.detach()})["value"]
+    v = Layout.of(array, layout).to_bhnd(array)
+    b, h_kv, n_k = call.key.shape[:3]
+    return np.array(np.broadcast_to(v, (*v.shape[:-3], h_kv, *v.shape[-2:])).reshape(-1, h_kv, *v.shape[-2:])[:b, :, :n_k])
 
 
 def _crosses(running: RunningModule, query: torch.Tensor) -> bool:
