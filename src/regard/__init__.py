@@ -65,6 +65,12 @@ def _torch_forward() -> Any:
     return forward
 
 
+def _torch_running() -> Any:
+    import regard.torch.capture.running as running
+
+    return running
+
+
 def _torch_pretrained() -> Any:
     import regard.torch.capture.pretrained as pretrained
 
@@ -76,6 +82,7 @@ _loaders |= {
     "jax": _jax,
     "torch.capture": _torch_capture,
     "torch.forward": _torch_forward,
+    "torch.running": _torch_running,
     "torch.pretrained": _torch_pretrained,
 }
 

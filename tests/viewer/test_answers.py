@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from regard.ops.normalization import problem_from
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Answer
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
-from regard.viewer.scene.sources import Settings, arrays, captured, example
+from regard.viewer.scene.sources import ExampleRunner, Settings, arrays, captured, example
 from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 from support import traced_memory
@@ -481,25 +481,29 @@ def test_typed_scenes_are_kept_by_their_bytes() -> None:
 
 @dataclass
 class Slow:
-    """The example model, which waits before it runs a text, and its texts."""
+    """A runner of the example model that waits before it runs a text, and its texts."""
 
-    model: ExampleModel
+    runner: ExampleRunner
     texts: list[str] = field(default_factory=list)
     begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def __call__(self, settings: Settings, model: ExampleModel) -> Scene:
-        self.texts.append(settings.text)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def scenes(self, settings: Any, progress: Any = None) -> tuple[Scene, ...]:
+        self.texts.append(settings["text"])
         self.begun.release()
         assert self.go.acquire(timeout=10)
-        return example(settings, self.model)
+        return tuple(replace(scene, runner=self) for scene in self.runner.scenes(settings))
+
+    def answers(self) -> Answers:
+        return Answers([replace(example(Settings("abc")), runner=self)])
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
-    made = Slow(ExampleModel.load())
-    monkeypatch.setattr("regard.viewer.serve.registry.example", made)
-    return made
+def slow() -> Slow:
+    return Slow(ExampleRunner())
 
 
 def waiting(answers: Answers, count: int) -> None:
@@ -511,7 +515,7 @@ def waiting(answers: Answers, count: int) -> None:
 
 
 def test_equal_runs_are_one(slow: Slow) -> None:
-    answers = Answers([example(Settings("abc"))])
+    answers = slow.answers()
     with ThreadPoolExecutor(4) as pool:
         equal = [pool.submit(typed, answers, "one", replaces=replaced) for replaced in ("", "", "x", "y")]
         waiting(answers, 4)
@@ -523,7 +527,7 @@ def test_equal_runs_are_one(slow: Slow) -> None:
 
 
 def test_a_text_that_a_later_one_replaces_is_not_run(slow: Slow) -> None:
-    answers = Answers([example(Settings("abc"))])
+    answers = slow.answers()
     slow.go.release()
     draft = typed(answers, "o")
     assert slow.begun.acquire(timeout=10)
@@ -556,9 +560,9 @@ def test_a_text_that_a_later_one_replaces_is_not_run(slow: Slow) -> None:
         ({"text": "a\ud83d"}, "text must be Unicode: character 1 is half of a surrogate pair"),
         ({"text": "\udcff"}, "text must be Unicode: character 0 is half of a surrogate pair"),
         ({"text": "a", "replaces": 3}, "replaces and keeps must be the ids of scenes"),
-        (None, "settings must be a JSON object with text, temperature, scaled and causal"),
+        (None, "settings must be a JSON object with text, temperature, scaled, causal"),
         ({"speed": 1}, "speed is not a setting; those are text, temperature, scaled, causal"),
-        ([], "settings must be a JSON object with text, temperature, scaled and causal"),
+        ([], "settings must be a JSON object with text, temperature, scaled, causal"),
     ],
 )
 def test_settings_that_cannot_be_run(body: Any, sentence: str) -> None:

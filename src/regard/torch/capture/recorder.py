@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from regard.core.layout import Layout
 from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.captured import Capture
-from regard.core.layout import Layout
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.torch import adapter
@@ -445,7 +445,8 @@ def _values(value: torch.Tensor, call: CapturedCall, layout: str) -> Array:
     array = adapter.in_numpy({"value": value.detach()})["value"]
     v = Layout.of(array, layout).to_bhnd(array)
     b, h_kv, n_k = call.key.shape[:3]
-    return np.array(np.broadcast_to(v, (*v.shape[:-3], h_kv, *v.shape[-2:])).reshape(-1, h_kv, *v.shape[-2:])[:b, :, :n_k])
+    whole = np.broadcast_to(v, (*v.shape[:-3], h_kv, *v.shape[-2:])).reshape(-1, h_kv, *v.shape[-2:])
+    return np.array(whole[:b, :, :n_k])
 
 
 def _crosses(running: RunningModule, query: torch.Tensor) -> bool:

@@ -33,6 +33,9 @@ TOKENS = 4096
 MASKED = 7
 """One token of so many is masked in each sequence, as in BERT's training."""
 
+DRAWN = 20
+"""Tokens of which the first with a text of its own continues a text."""
+
 UNCOUNTED = -100
 """The target of a position without a loss."""
 
@@ -62,6 +65,11 @@ class TextRun:
     values: Mapping[str, Array]
     batch: Batch | None
     logits: Array | None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its logits."""
+        return 0 if self.logits is None else int(self.logits.nbytes)
 
 
 class TextModel:
@@ -111,6 +119,7 @@ class TextModel:
     ) -> Array:
         """Return the logits (m, vocabulary) of a text with some heads of a layer replaced."""
         assert run.batch is not None
+        assert run.logits is not None
         with self.lock, self.evaluating(), layers_reported(self.network, progress):
             rows = next(iter(run.batch.given.values())).shape[0]
             with heads_replaced(self.network, layer, [tuple(heads)] * rows, how):
@@ -120,6 +129,29 @@ class TextModel:
     def label(self, token: int) -> str:
         """Return the piece of text of a token."""
         return pieces(self.tokenizer, [token])[0]
+
+    def continuation(self, run: TextRun, drawn: bool) -> str:
+        """Return the text of one more token: the likeliest, or one drawn by its probability.
+
+        Only tokens with a text of their own are drawn. Raises ValueError if the likeliest one ends the text.
+        """
+        assert run.batch is not None
+        assert run.logits is not None
+        shares = torch.from_numpy(run.logits[-1]).double().softmax(-1)
+        if drawn:
+            order = torch.multinomial(shares, min(DRAWN, int((shares > 0).sum())))
+        else:
+            order = shares.argsort(descending=True)[:DRAWN]
+            if int(order[0]) in self.tokenizer.all_special_ids:
+                raise ValueError(f"the model expects the end of the text here, {self.label(int(order[0]))}")
+        ids = run.batch.given["input_ids"][0].tolist()
+        before = self.tokenizer.decode(ids)
+        for token in order.tolist():
+            after = self.tokenizer.decode([*ids, token])
+            more = after.removeprefix(before)
+            if token not in self.tokenizer.all_special_ids and after != more != "" and "\ufffd" not in more:
+                return str(more)
+        raise ValueError("no likely token has a text of its own here")
 
     def _labels(self, row: list[int], shown: Mapping[Any, list[str]]) -> list[str]:
         return shown.get((1, len(row))) or pieces(self.tokenizer, row)
@@ -177,17 +209,31 @@ class TextModel:
 class LossesWithout:
     """The mean loss of a text without each head, computed some heads at a time.
 
-    loss: with all heads, None before the first step. rows: (layer, head, loss), layer by layer. wanted: tells before
-    each layer of the model whether the step goes on; a step that does not is made again.
+    layers: the names of some layers. loss: with all heads, None before the first step. rows: (layer, head, loss), by
+    the places of a layer in `layers` and of a head in it. wanted: tells before each layer of the model whether the step
+    goes on; a step that does not is made again.
+
+    Raises ValueError for a text of one token.
     """
 
-    def __init__(self, model: TextModel, run: TextRun, how: Replacement, wanted: Callable[[], bool] = lambda: True):
+    def __init__(
+        self,
+        model: TextModel,
+        run: TextRun,
+        layers: Sequence[str],
+        how: Replacement,
+        wanted: Callable[[], bool] = lambda: True,
+    ):
         assert run.batch is not None
+        if bool((run.batch.targets == UNCOUNTED).all()):
+            raise ValueError("a loss needs at least 2 tokens")
         self.model, self.run, self.how, self.wanted = model, run, how, wanted
+        of = {layer.name: layer for layer in run.capture.layers}
+        self.layers = [of[name] for name in layers]
         self.loss: float | None = None
         self.rows: list[tuple[int, int, float]] = []
         self.error: Exception | None = None
-        self.total = sum(len(layer.numbers) for layer in run.capture.layers)
+        self.total = sum(len(layer.numbers) for layer in self.layers)
         self._ends: dict[nn.Module, Any] = {}
 
     @property
@@ -218,7 +264,7 @@ class LossesWithout:
             self._ends, self.loss = ends, _losses(_selected(logits, batch), batch)[0]
             return
         number, first = self._next()
-        layer = self.run.capture.layers[number]
+        layer = self.layers[number]
         r, n = next(iter(batch.given.values())).shape
         heads = range(first, min(first + max(1, TOKENS // (r * n)), len(layer.numbers)))
         given = {name: x.repeat(len(heads), 1) for name, x in batch.given.items()}
@@ -239,7 +285,7 @@ class LossesWithout:
     def _next(self) -> tuple[int, int]:
         """Return the layer and the head to go on with."""
         done = len(self.rows)
-        for number, layer in enumerate(self.run.capture.layers):
+        for number, layer in enumerate(self.layers):
             if done < len(layer.numbers):
                 return number, done
             done -= len(layer.numbers)
@@ -374,7 +420,7 @@ def skipped(network: nn.Module, layer: str, ends: Mapping[nn.Module, Any], times
     before = before[: next((n for n, module in enumerate(before) if module in of), 0)]
     for module in before:
         made = tree_map(lambda x: _repeated(x, times), ends[module])
-        module.forward = lambda *args, _made=made, **options: _made  # type: ignore[method-assign]
+        module.forward = lambda *args, _made=made, **options: _made
     try:
         yield
     finally:

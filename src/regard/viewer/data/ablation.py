@@ -1,28 +1,20 @@
-"""The example model without one head: the loss of a text, and next-token odds."""
+"""What a model expects without one head: the loss of a text, and odds of tokens."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.examplemodel import ExampleModel, Trace
-from regard.interpret.ablation import Losses, losses_without
-from regard.interpret.examplemodel.model import Replacement
-from regard.viewer.scene.labels import byte_label
-from regard.viewer.scene.scenes import Array, Scene
-from regard.viewer.scene.sources import Settings
-
-LIKELIEST = 5
-"""Next tokens listed from each of two runs."""
+from regard.viewer.scene.running import LISTED, Expected, LossesWithout
+from regard.viewer.scene.scenes import Array
 
 
 @dataclass(frozen=True)
 class Odds:
-    """The probability of a next token, before and after a head is removed.
+    """The probability of a token, before and after a head is removed.
 
-    actual: the text continues with this token.
+    actual: it is the token of the text.
     """
 
     token: str
@@ -31,51 +23,43 @@ class Odds:
     actual: bool
 
 
-def run(model: ExampleModel, scene: Scene, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
-    """Run the model on the scene's text, with its settings, without some heads."""
-    ids, options = _arguments(scene)
-    return model.run(ids, ablate=heads, **options)
+def odds(before: Expected, after: Expected, i: int) -> tuple[Odds, ...]:
+    """Return the odds of tokens at position i, by probability before.
 
-
-def every_head(model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]) -> Losses:
-    """Return the loss of a scene's text with all heads, and without each of them."""
-    ids, options = _arguments(scene)
-    return losses_without(model, ids, how, progress, **options)
-
-
-def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
-    """Return the odds of next tokens after position i, by probability before.
-
-    They include the likeliest `LIKELIEST` of each run, and the token that follows in the text.
+    They include the likeliest of each run, and the token of the text.
     """
-    shares = _softmax(before.logits[i]), _softmax(after.logits[i])
-    actual = int(before.ids[i + 1]) if i + 1 < len(before.ids) else None
-    listed = {int(byte) for share in shares for byte in np.argsort(-share, kind="stable")[:LIKELIEST]}
+    shares = before.shares(i), after.shares(i)
+    actual = before.actual(i)
+    listed = {int(token) for share in shares for token in np.argsort(-share, kind="stable")[:LISTED]}
     listed |= set() if actual is None else {actual}
-    order = sorted(listed, key=lambda byte: -shares[0][byte])
+    order = sorted(listed, key=lambda token: -shares[0][token])
     return tuple(
-        Odds(byte_label(byte), float(shares[0][byte]), float(shares[1][byte]), byte == actual) for byte in order
+        Odds(before.label(token), float(shares[0][token]), float(shares[1][token]), token == actual) for token in order
     )
 
 
-def described_losses(losses: Losses) -> dict[str, Any]:
-    """Return the losses as JSON."""
-    rows = [{"layer": layer, "head": head, "loss": loss} for (layer, head), loss in losses.without.items()]
-    return {"loss": losses.whole, "rows": rows}
+def described_losses(losses: LossesWithout) -> dict[str, Any]:
+    """Return the losses so far as JSON."""
+    rows = [{"layer": layer, "head": head, "loss": loss} for layer, head, loss in losses.rows]
+    return {"loss": losses.loss, "rows": rows, "done": round(len(rows) / losses.total, 3)}
 
 
-def described_runs(before: Trace, after: Trace, i: int) -> dict[str, Any]:
-    """Return the odds after position i, and the losses of all positions, as JSON."""
+def described_runs(before: Expected, after: Expected, i: int) -> dict[str, Any]:
+    """Return the odds at position i, and the losses of all positions, as JSON."""
     return {
         "i": i,
         "odds": [vars(odd) for odd in odds(before, after, i)],
-        "losses": {"before": before.losses().tolist(), "after": after.losses().tolist()},
+        "first": before.first,
+        "losses": {"before": _numbers(before.losses()), "after": _numbers(after.losses())},
     }
 
 
-def nbytes_of(trace: Trace) -> int:
-    """Return the memory of a run."""
-    return sum(x.nbytes for x in (trace.logits, *trace.q, *trace.k, *trace.v, *trace.x, *trace.out))
+def described_expected(expected: Expected, i: int) -> dict[str, Any]:
+    """Return the likeliest tokens at position i, and the one of the text, as JSON."""
+    shares, actual = expected.shares(i), expected.actual(i)
+    of_text = None if actual is None else {"token": expected.label(actual), "probability": float(shares[actual])}
+    likeliest = [{"token": token, "probability": share} for token, share in expected.likeliest(i)]
+    return {"i": i, "likeliest": likeliest, "actual": of_text}
 
 
 def value_norms(value: Array) -> NDArray[np.float32]:
@@ -84,13 +68,7 @@ def value_norms(value: Array) -> NDArray[np.float32]:
     return np.asarray(np.sqrt((value * value).sum(-1)), np.float32)
 
 
-def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """Return the ids and options of `ExampleModel.run` for a scene."""
-    assert scene.ids is not None
-    settings = Settings.of(scene.settings or {})
-    return scene.ids[0], {"temperature": settings.temperature, "scale": settings.scaled, "causal": settings.causal}
-
-
-def _softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    shares = np.exp(logits.astype(np.float64) - logits.max())
-    return np.asarray(shares / shares.sum())
+def _numbers(losses: NDArray[np.float64]) -> list[float | None]:
+    """Return losses as JSON, None where no token follows, without such at the end."""
+    end = 1 + max(np.flatnonzero(~np.isnan(losses)), default=-1)
+    return [None if np.isnan(x) else float(x) for x in losses[:end]]

@@ -5,7 +5,7 @@ Weights are not stored, except where they alone are known (`weights.py`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from regard.interpret.heads import by_chance
 from regard.interpret.table import caution
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
+
+if TYPE_CHECKING:
+    from regard.viewer.scene.running import Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand"]
@@ -172,7 +175,8 @@ class Scene:
 
     query_tokens, key_tokens: pieces of text that join without a separator; empty if there is no text. ids: (batch, n),
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
-    settings: those of a run of the example model; its text can then be edited. following: likely next tokens with their
+    runner, run, settings: the model that runs here, what it keeps of this run, and the run's settings; the text can
+    then be edited. part: the scene's place among those of its run. following: likely next tokens with their
     probabilities. opening: what to show first, by default what `finding` picks.
     """
 
@@ -184,7 +188,10 @@ class Scene:
     ids: NDArray[np.int64] | None = None
     prefix: int = 1
     note: str = ""
+    runner: "Runner | None" = None
+    run: Any = None
     settings: Mapping[str, Any] | None = None
+    part: int = 0
     following: tuple[tuple[str, float], ...] = ()
     opening: Opening | None = None
 
@@ -200,8 +207,8 @@ class Scene:
 
     @property
     def nbytes(self) -> int:
-        """The memory of its layers."""
-        return sum(layer.nbytes for layer in self.layers)
+        """The memory of its layers, and of what its runner keeps."""
+        return sum(layer.nbytes for layer in self.layers) + getattr(self.run, "nbytes", 0)
 
     @cached_property
     def about(self) -> str:
@@ -221,7 +228,8 @@ class Scene:
             "has_tokens": bool(self.key_tokens),
             "prefix": self.prefix,
             "layers": [layer.described() for layer in self.layers],
-            "editable": self.settings is not None,
+            "editable": self.runner is not None,
+            "predicts": "" if self.runner is None else self.runner.predicts,
             "settings": self.settings,
             "following": [{"token": token, "probability": share} for token, share in self.following],
         }

@@ -13,13 +13,19 @@ from regard.core import rowsums
 from regard.examplemodel import ExampleModel, Trace
 from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
+from regard.interpret.examplemodel.model import VOCABULARY
 from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
+from regard.runtime.forks import cached_property
 from regard.viewer.scene.labels import byte_label, byte_tokens, first_words
+from regard.viewer.scene.running import Expected, Heads, Predicts, Replacement
 from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """The default text: a rare name recurs, and breaks off."""
+
+PRINTED = [10, *range(32, 127)]
+"""Bytes that can continue a text: those that are a character each."""
 
 PREFIX = 3
 """Bytes that must agree for one place to count as a copy of another.
@@ -70,6 +76,108 @@ class Settings:
         }  # fmt: skip
 
 
+class ExampleRunner:
+    """The example model as a runner of scenes, loaded when first needed."""
+
+    predicts: Predicts = "next"
+
+    def __init__(self, model: ExampleModel | None = None):
+        self._model = model
+
+    @cached_property
+    def model(self) -> ExampleModel:
+        """The example model."""
+        return ExampleModel.load() if self._model is None else self._model
+
+    def settings(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings of a run from JSON."""
+        return Settings.of(given).plain()
+
+    def scenes(
+        self, settings: Mapping[str, Any], progress: Callable[[str], object] = lambda stage: None
+    ) -> tuple[Scene, ...]:
+        """Run the model, and return its scene.
+
+        Raises ValueError before the model runs if the text is empty, too long, or not Unicode.
+        """
+        text = settings["text"]
+        if (half := re.search("[\ud800-\udfff]", text)) is not None:
+            raise ValueError(f"text must be Unicode: character {half.start()} is half of a surrogate pair")
+        ids = self.model.encode(text)
+        progress(f"running the model on {len(ids)} tokens")
+        trace = self.model.run(ids, **_options(settings))
+        layers = tuple(
+            SceneLayer(
+                name=f"layers.{number}",
+                problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
+                lse=lse[None],
+                number=number,
+                projections=_projections(self.model, trace, number),
+            )
+            for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
+        )
+        tokens = byte_tokens(text)
+        scene = Scene(
+            name=first_words(text),
+            kind="example",
+            layers=layers,
+            query_tokens=tokens,
+            key_tokens=tokens,
+            ids=ids[None],
+            prefix=PREFIX,
+            note=ABOUT_MODEL,
+            runner=self,
+            settings=settings,
+            following=_expected(trace).likeliest(len(ids) - 1),
+        )
+        return (scene,)
+
+    def expected(self, scene: Scene, without: Heads = {}) -> Expected:  # noqa: B006  never written
+        """Return what the model expects of the scene's text, without some heads."""
+        ids, options = _arguments(scene)
+        return _expected(self.model.run(ids, ablate=without, **options))
+
+    def losses(
+        self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True
+    ) -> "ExampleLossesWithout":
+        """Return the losses of the scene's text without each of its heads, none computed yet."""
+        return ExampleLossesWithout(self.model, scene, how)
+
+    def continued(self, scene: Scene, drawn: bool) -> Mapping[str, Any]:
+        """Return the settings of a run on the scene's text and one more byte, of those that can be printed."""
+        assert scene.settings is not None
+        expected = self.expected(scene)
+        shares = expected.shares(len(expected.logits) - 1) * np.isin(np.arange(VOCABULARY), PRINTED)
+        byte = np.random.default_rng().choice(VOCABULARY, p=shares / shares.sum()) if drawn else shares.argmax()
+        return {**scene.settings, "text": scene.settings["text"] + chr(byte)}
+
+
+class ExampleLossesWithout:
+    """The mean loss of a text of the example model without each head in turn, one at a time."""
+
+    def __init__(self, model: ExampleModel, scene: Scene, how: Replacement):
+        ids, options = _arguments(scene)
+        self._model, self._ids, self._options = model, ids, options
+        self._runs = model.ablations(ids, how, **options)
+        self.loss: float | None = None
+        self.rows: list[tuple[int, int, float]] = []
+        self.error: Exception | None = None
+        self.total = model.config.layers * model.config.heads
+
+    @property
+    def whole(self) -> bool:
+        """True if the loss without every head is known."""
+        return len(self.rows) == self.total
+
+    def grow(self) -> None:
+        """Compute the loss with all heads, then without the next."""
+        if self.loss is None:
+            self.loss = float(self._model.run(self._ids, **self._options).losses().mean())
+            return
+        layer, head, trace = next(self._runs)
+        self.rows.append((layer, head, float(trace.losses().mean())))
+
+
 def example(
     settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
 ) -> Scene:
@@ -81,37 +189,24 @@ def example(
     >>> len(scene.layers), scene.layers[0].heads, scene.key_tokens[:3]
     (3, 4, ('⊢', 't', 'o'))
     """
-    if model is None:
-        progress("loading the model")
-        model = ExampleModel.load()
-    if (half := re.search("[\ud800-\udfff]", settings.text)) is not None:
-        raise ValueError(f"text must be Unicode: character {half.start()} is half of a surrogate pair")
-    ids = model.encode(settings.text)
-    progress(f"running the model on {len(ids)} tokens")
-    trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)
-    layers = tuple(
-        SceneLayer(
-            name=f"layers.{number}",
-            problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
-            lse=lse[None],
-            number=number,
-            projections=_projections(model, trace, number),
-        )
-        for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
-    )
-    tokens = byte_tokens(settings.text)
-    return Scene(
-        name=first_words(settings.text),
-        kind="example",
-        layers=layers,
-        query_tokens=tokens,
-        key_tokens=tokens,
-        ids=ids[None],
-        prefix=PREFIX,
-        note=ABOUT_MODEL,
-        settings=settings.plain(),
-        following=following(trace.logits[-1]),
-    )
+    (scene,) = ExampleRunner(model).scenes(settings.plain(), progress)
+    return scene
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `ExampleModel.run`."""
+    return {"temperature": settings["temperature"], "scale": settings["scaled"], "causal": settings["causal"]}
+
+
+def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Return the ids and options of `ExampleModel.run` for a scene."""
+    assert scene.ids is not None
+    assert scene.settings is not None
+    return scene.ids[0], _options(scene.settings)
+
+
+def _expected(trace: Trace) -> Expected:
+    return Expected(trace.logits, np.append(trace.ids[1:], -1), byte_label)
 
 
 def _projections(model: ExampleModel, trace: Trace, layer: int) -> Projections:
@@ -186,19 +281,8 @@ def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
 
     Only a page shows several scenes.
     """
-    own = bool(scenes) and scenes[0].settings is not None
+    own = bool(scenes) and scenes[0].kind == "example"
     return (*scenes, sentence(), translation()) if own else tuple(scenes)
-
-
-def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
-    """Return the likeliest next bytes with their probabilities.
-
-    Those below half a percent are omitted.
-    """
-    shares = np.exp(logits.astype(np.float64) - logits.max())
-    shares /= shares.sum()
-    order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
-    return tuple((byte_label(byte), float(shares[byte])) for byte in order)
 
 
 def arrays(

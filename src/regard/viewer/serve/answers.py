@@ -34,13 +34,12 @@ class Answers:
         self,
         scenes: Iterable[Scene],
         *,
-        model: ExampleModel | None = None,
         patience: float | None = 0.5,
         limit: int = LIMIT,
         kept: int = KEPT,
         start: str = "",
     ):
-        self.registry = Registry(scenes, model, kept, start)
+        self.registry = Registry(scenes, kept, start)
         self.results = Results(self.registry, patience, limit)
 
     def close(self) -> None:
@@ -133,6 +132,7 @@ ROUTES = (
     Route("GET", "{scene}/thumbs/{layer}", views.thumbs),
     Route("GET", "{scene}/ablations", views.ablations),
     Route("GET", "{scene}/ablation/{layer}/{head}", views.one_ablation),
+    Route("GET", "{scene}/expected", views.expected),
     Route("GET", "{scene}/norms/{layer}/{head}", views.norms),
     Route("GET", "{scene}/sinks/{layer}/{head}", views.sinks),
     Route("GET", "{scene}/matrices/{layer}/{head}", views.all_matrices),

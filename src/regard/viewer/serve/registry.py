@@ -2,15 +2,14 @@
 
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from regard.examplemodel import ExampleModel
-from regard.runtime.forks import cached_property, renewed
+from regard.runtime.forks import renewed
 from regard.viewer.data.questions import Refused
 from regard.viewer.scene.labels import brief
+from regard.viewer.scene.running import Runner
 from regard.viewer.scene.scenes import Scene
-from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve.store import Worker
 
 KEPT = 128 * 2**20
@@ -18,12 +17,15 @@ KEPT = 128 * 2**20
 
 
 class Run(NamedTuple):
-    """A request to run the example model.
+    """A request to run a scene's model.
 
-    replaces: the id of an earlier stage of the typed text, which is dropped. keeps: that of a scene which stays.
+    part: the scene's place among those of a run. replaces: the id of an earlier stage of the typed text, which is
+    dropped, or any name for all stages of one. keeps: the id of a scene which stays.
     """
 
-    settings: Settings
+    runner: Runner
+    settings: Mapping[str, Any]
+    part: int
     replaces: str | None
     keeps: str | None
 
@@ -31,21 +33,36 @@ class Run(NamedTuple):
     def of(cls, scene: Scene, body: Any) -> "Run":
         """Return the run that a JSON body asks for, with the settings of `scene` unless it names others.
 
-        Raises `Refused` for a scene of another model, and for a body of another form.
+        `continue` in the body adds a token to the scene's text: "likeliest" or "drawn".
+
+        Raises `Refused` for a scene without a model that runs here, and for a body of another form.
         """
-        if scene.settings is None:
-            raise Refused(422, "the text of this scene cannot be changed: it is no run of the example model")
+        if scene.runner is None or scene.settings is None:
+            raise Refused(422, "the text of this scene cannot be changed: no model runs here")
         if not isinstance(body, dict):
-            raise Refused(422, "settings must be a JSON object with text, temperature, scaled and causal")
-        others = {name: body[name] for name in ("replaces", "keeps") if name in body}
+            raise Refused(422, f"settings must be a JSON object with {', '.join(scene.settings)}")
+        others = {name: body[name] for name in ("replaces", "keeps", "continue") if name in body}
+        more = others.pop("continue", None)
+        if more not in (None, "likeliest", "drawn"):
+            raise Refused(422, f"continue must be likeliest or drawn, got {brief(str(more))}")
         if not all(isinstance(other, str) for other in others.values()):
             raise Refused(422, "replaces and keeps must be the ids of scenes")
-        changed = {name: x for name, x in body.items() if name not in others}
+        changed = {name: x for name, x in body.items() if name not in others and name != "continue"}
         try:
-            settings = Settings.of({**scene.settings, **changed})
+            given = scene.settings if more is None else scene.runner.continued(scene, more == "drawn")
+            settings = scene.runner.settings({**given, **changed})
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
-        return cls(settings, others.get("replaces"), others.get("keeps"))
+        return cls(scene.runner, settings, scene.part, others.get("replaces"), others.get("keeps"))
+
+    @property
+    def key(self) -> Hashable:
+        """What equal runs of the same stage have in common."""
+        return id(self.runner), tuple(sorted(self.settings.items())), self.part, self.replaces
+
+    def made(self, scene: Scene) -> bool:
+        """Return True if a scene is one of this run."""
+        return scene.runner is self.runner and scene.settings == self.settings
 
 
 class Registry:
@@ -55,14 +72,15 @@ class Registry:
     of the view that a page without one opens with.
     """
 
-    def __init__(self, scenes: Iterable[Scene], model: ExampleModel | None = None, kept: int = KEPT, start: str = ""):
-        self._model, self._kept, self.start = model, kept, start
+    def __init__(self, scenes: Iterable[Scene], kept: int = KEPT, start: str = ""):
+        self._kept, self.start = kept, start
         self._scenes: dict[str, Scene] = {}
         self._lock = renewed(self, "_lock", threading.Lock)
         self._worker = Worker(patience=None)
         self._typed = 0
         self._waiting = 0
-        self._latest: dict[str | None, Run] = {}  # by the scene to replace, while runs wait
+        self._latest: dict[str | None, Run] = {}  # by the stage to replace, while runs wait
+        self._stages: dict[str, Run] = {}  # the last run of each stage that replaced one
         for scene in scenes:
             self._scenes[self._new_name(scene)] = scene
         self.given = frozenset(self._scenes)
@@ -84,7 +102,7 @@ class Registry:
         """
         scene = self._scenes.get(name)
         if scene is None:
-            typed = re.fullmatch(r"example(-\d+)?", name)
+            typed = re.fullmatch(r"(example|model)(-\d+)?", name)
             gone = "it was given up for later ones; run it again" if typed else "see scenes"
             raise Refused(404, f"there is no scene {brief(name)}: {gone}")
         return scene
@@ -93,10 +111,10 @@ class Registry:
         """Return the scene's entry in the page's list; `given` marks scenes that were not typed."""
         return scene.described(name) | {"given": name in self.given}
 
-    @cached_property
-    def model(self) -> ExampleModel:
-        """The example model."""
-        return ExampleModel.load() if self._model is None else self._model
+    @property
+    def running(self) -> bool:
+        """True while a text waits for its run: other work of the model then waits."""
+        return self._waiting > 0
 
     def run(self, run: Run) -> tuple[str, Scene, list[str]]:
         """Return the scene of a run with its id, and the ids of scenes that were dropped for it.
@@ -110,7 +128,7 @@ class Registry:
             self._waiting += 1
             self._latest[run.replaces] = run
         try:
-            name, scene = self._find(run.settings) or self._worker.result(run, lambda progress: self._made(run))
+            name, scene = self._find(run) or self._worker.result(run.key, lambda progress: self._made(run))
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
         finally:
@@ -118,37 +136,47 @@ class Registry:
                 self._waiting -= 1
                 if not self._waiting:
                     self._latest.clear()
-        return name, scene, self._trim({name, run.keeps}, run.replaces)
+        return name, scene, self._trim(run)
 
     def _made(self, run: Run) -> tuple[str, Scene]:
         """Run the model, unless an equal run before this one did."""
-        if (known := self._find(run.settings)) is not None:
+        if (known := self._find(run)) is not None:
             return known
         self._refuse_replaced(run)
-        scene = example(run.settings, self.model)
+        scenes = run.runner.scenes(run.settings, lambda stage: self._refuse_replaced(run))
         self._refuse_replaced(run)  # it would stay in the list beside the later text
         with self._lock:
-            name = self._new_name(scene)
-            self._scenes[name] = scene
-        return name, scene
+            for scene in scenes:
+                self._scenes[self._new_name(scene)] = scene
+        found = self._find(run)
+        assert found is not None
+        return found
 
     def _refuse_replaced(self, run: Run) -> None:
-        if run.replaces and self._latest[run.replaces] != run:
+        if run.replaces and self._latest.get(run.replaces) != run:
             raise Refused(409, "a later text took the place of this one")
 
-    def _find(self, settings: Settings) -> tuple[str, Scene] | None:
-        plain = settings.plain()
-        return next(((name, scene) for name, scene in self.scenes.items() if scene.settings == plain), None)
+    def _find(self, run: Run) -> tuple[str, Scene] | None:
+        of = [(name, scene) for name, scene in self.scenes.items() if run.made(scene)]
+        return next((found for found in of if found[1].part == run.part), of[0] if of else None)
 
-    def _trim(self, staying: Collection[str | None], replaced: str | None) -> list[str]:
-        """Drop the replaced scene, and the oldest typed ones beyond the limit."""
+    def _trim(self, run: Run) -> list[str]:
+        """Drop the scenes of the stage that a run replaces, and the oldest typed ones beyond the limit."""
         dropped = []
         with self._lock:
+            stage = self._stages.get(run.replaces or "")
+            replaced = {
+                name
+                for name, scene in self._scenes.items()
+                if name == run.replaces or (stage is not None and stage.made(scene))
+            }
+            if run.replaces:
+                self._stages[run.replaces] = run
             typed = {name: scene.nbytes for name, scene in self._scenes.items() if name not in self.given}
             nbytes = sum(typed.values())
-            leaving = [name for name in typed if name not in staying]
-            for name in sorted(leaving, key=lambda name: name != replaced):
-                if name == replaced or nbytes > self._kept:
+            leaving = [name for name in typed if name != run.keeps and not run.made(self._scenes[name])]
+            for name in sorted(leaving, key=lambda name: name not in replaced):
+                if name in replaced or nbytes > self._kept:
                     dropped.append(name)
                     nbytes -= typed[name]
                     del self._scenes[name]

@@ -11,8 +11,9 @@ import numpy as np
 from regard.interpret.heads import HeadStatistics
 from regard.runtime.forks import renewed
 from regard.viewer.data import pyramid
-from regard.viewer.data.questions import Question
+from regard.viewer.data.questions import Question, Refused
 from regard.viewer.data.scores import layer_scores
+from regard.viewer.scene.running import Expected, Heads, LossesWithout, Replacement
 from regard.viewer.scene.scenes import Array, Head
 from regard.viewer.serve.registry import Registry
 from regard.viewer.serve.store import Grower, Store, Worker
@@ -41,17 +42,19 @@ class Results:
         self._heads: dict[tuple[str, int, int, int], Head] = {}
         self._lock = renewed(self, "_lock", threading.Lock)
         self.workers = {name: Worker(patience) for name in ("maps", "scores")}
-        self._grower = Grower(patience)
+        self._grower, self._measurer = Grower(patience), Grower(patience)
 
     def close(self) -> None:
         """End the work in the background."""
-        closing: list[Worker | Grower | Registry] = [*self.workers.values(), self._grower, self.registry]
+        growers = (self._grower, self._measurer)
+        closing: list[Worker | Grower | Registry] = [*self.workers.values(), *growers, self.registry]
         for worker in closing:
             worker.close()
 
     def rest(self) -> None:
         """Drop cached results and stop growing levels, while no one looks."""
         self._grower.close()
+        self._measurer.close()
         self.store.clear()
 
     def forget(self, name: str) -> None:
@@ -107,6 +110,35 @@ class Results:
         """Return the scores of a layer's heads."""
         compute = partial(layer_scores, at.scene, layer, at.b)
         return self.cached("scores", (at.name, layer, at.b, "scores"), compute, lambda x: 1024 * len(x))
+
+    def expected(self, at: Question, without: Heads = {}) -> Expected:  # noqa: B006  never written
+        """Return what the scene's model expects of its text, without some heads."""
+        runner = at.scene.runner
+        assert runner is not None
+
+        def compute(progress: Callable[[float], object]) -> Expected:
+            try:
+                return runner.expected(at.scene, without)
+            except ValueError as error:
+                raise Refused(422, str(error)) from None
+
+        return self.cached("scores", (at.name, "expected", *without.items()), compute, lambda x: x.nbytes)
+
+    def losses(self, at: Question, how: Replacement) -> LossesWithout:
+        """Return the losses of a text without each head so far; each request lets them grow."""
+        key = (at.name, "losses", how)
+        runner = at.scene.runner
+        assert runner is not None
+        with self._lock:
+            losses: LossesWithout | None = self.store.get(key)
+            if losses is None:
+                try:
+                    losses = runner.losses(at.scene, how, lambda: not self.registry.running)
+                except ValueError as error:
+                    raise Refused(422, str(error)) from None
+                self.store.put(key, losses, 64 * losses.total)
+        self._measurer.ask(losses)
+        return losses
 
     def thumbnails(self, at: Question, size: int) -> tuple[Array, bool]:
         """Return the maps of a layer's heads (heads, size, size), and True if none is an estimate."""

@@ -75,7 +75,7 @@ class Still:
         Raises ValueError for a scene that is too large for a page, and for `with_model` with a scene of another model.
         Raises OSError if the file cannot be written.
         """
-        if with_model and self.scene.settings is None:
+        if with_model and self.scene.kind != "example":
             raise ValueError(NO_MODEL)
         self.progress(f"writing {path}")
         if path.suffix == ".html":

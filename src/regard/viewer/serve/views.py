@@ -1,20 +1,19 @@
 """The answers of the page's routes, each from the results about a scene."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from regard.engines import choose
-from regard.examplemodel import Trace
-from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics
 from regard.version import __version__
 from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, scores, sentences, stages
 from regard.viewer.data.questions import MOST_TOKENS, Answer, Question, Refused, integer, span, within
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
+from regard.viewer.scene.running import Expected, Replacement, Runner
 from regard.viewer.scene.scenes import Head, Unknown
 from regard.viewer.serve import kernels
 from regard.viewer.serve.registry import Run
@@ -42,7 +41,7 @@ def all_scenes(results: Results) -> Answer:
 
 
 def run(results: Results, at: Question, body: Any) -> Answer:
-    """Run the example model with the settings of a body, and answer the scene."""
+    """Run the model of a scene with the settings of a body, and answer the scene."""
     name, scene, dropped = results.registry.run(Run.of(at.scene, body))
     for gone in dropped:
         results.forget(gone)
@@ -279,43 +278,48 @@ def row_scores(results: Results, at: Question, i: int) -> Answer:
 
 
 def ablations(results: Results, at: Question) -> Answer:
-    """Answer the loss of a text without each head."""
-    how = _replacement(at)
-    losses = results.cached(
-        "scores", (at.name, "ablations", how),
-        lambda progress: ablation.every_head(results.registry.model, at.scene, how, progress),
-        lambda x: 64 * len(x.without),
-    )  # fmt: skip
-    return Answer(200, ablation.described_losses(losses))
+    """Answer the losses of a text without each head, those that are known; each request lets more follow."""
+    losses = results.losses(at, _replacement(at))
+    return Answer(200, ablation.described_losses(losses), exact=losses.whole)
 
 
 def one_ablation(results: Results, at: Question) -> Answer:
-    """Answer the odds of next tokens with and without a head."""
+    """Answer the odds of tokens with and without a head."""
     how = _replacement(at)
-    before, after = _without(results, at, {}), _without(results, at, {(at.layer, at.head): how})
-    i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
-    return Answer(200, ablation.described_runs(before, after, i))
+    before, after = results.expected(at), results.expected(at, {(at.layer, at.head): how})
+    return Answer(200, ablation.described_runs(before, after, _position(at, before)))
+
+
+def expected(results: Results, at: Question) -> Answer:
+    """Answer the tokens that the model expects at a position."""
+    _runner(at)
+    known = results.expected(at)
+    return Answer(200, ablation.described_expected(known, _position(at, known)))
+
+
+def _position(at: Question, known: Expected) -> int:
+    """Return the position asked for, by default the last."""
+    last = known.first + len(known.logits) - 1
+    return integer(at.query, "i", last, known.first, last, "token")
+
+
+def _runner(at: Question) -> Runner:
+    """Return the model of a scene. Raises `Refused` if none runs here."""
+    if at.scene.runner is None:
+        raise Refused(422, "this needs a model that runs here: regard's example model, or one of your own by --model")
+    return at.scene.runner
 
 
 def _replacement(at: Question) -> Replacement:
     """Return what replaces an ablated head: "zero" or "mean".
 
-    Raises `Refused` for scenes of other models than the example model.
+    Raises `Refused` for scenes without a model that runs here.
     """
-    if at.scene.settings is None or at.scene.ids is None:
-        raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
+    _runner(at)
     how = at.query.get("how", "zero")
     if how not in ("zero", "mean"):
         raise Refused(422, f"how must be zero or mean, got {brief(how)}")
     return how  # type: ignore[return-value]
-
-
-def _without(results: Results, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
-    """Return the model's run on a scene's text without some heads."""
-    return results.cached(
-        "scores", (at.name, "without", *heads.items()),
-        lambda progress: ablation.run(results.registry.model, at.scene, heads), ablation.nbytes_of,
-    )  # fmt: skip
 
 
 def norms(results: Results, at: Question) -> Answer:

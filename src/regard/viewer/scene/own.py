@@ -1,0 +1,92 @@
+"""A user's own PyTorch model as a runner of scenes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.loaders import loaders
+from regard.ops.normalization import problem_from
+from regard.viewer.scene.running import Expected, Heads, LossesWithout, Predicts, Progress, Replacement, Settings
+from regard.viewer.scene.scenes import Scene, SceneLayer
+from regard.viewer.scene.sources import captured
+
+NOTHING_EXPECTED = (
+    "this model predicts no tokens: it was loaded without its head for words, as AutoModelForCausalLM and "
+    "AutoModelForMaskedLM load one"
+)
+
+
+class TextRunner:
+    """A PyTorch model with its tokenizer that reads typed texts."""
+
+    def __init__(self, network: Any, tokenizer: Any):
+        self.model = loaders["torch.running"]().TextModel(network, tokenizer)
+        self.predicts: Predicts = self.model.predicts
+
+    def settings(self, given: Settings) -> Settings:
+        """Return the settings of a run: its text alone."""
+        for name in given:
+            if name != "text":
+                raise ValueError(f"{name} is not a setting of this model; the only one is text")
+        if not isinstance(given.get("text"), str):
+            raise TypeError(f"text must be a str, got {given.get('text')!r:.60}")
+        return {"text": given["text"]}
+
+    def scenes(self, settings: Settings, progress: Progress = lambda stage: None) -> tuple[Scene, ...]:
+        """Run the model on a text, and return its scenes."""
+        run = self.model.read(settings["text"], progress)
+        scenes = [self._scene(scene, run, settings) for scene in captured(run.capture, kind="model")]
+        return tuple(replace(scene, part=part) for part, scene in enumerate(scenes))
+
+    def _scene(self, scene: Scene, run: Any, settings: Settings) -> Scene:
+        """Add values to the layers of a captured scene, and what comes next to the scene."""
+        of = dict(zip(run.capture.numbers, run.capture.layers, strict=True))
+        layers = tuple(_with_values(layer, run.values.get(layer.name), of[layer.number]) for layer in scene.layers)
+        following: tuple[tuple[str, float], ...] = ()
+        if run.logits is not None and self.predicts == "next" and not self.model.answers:
+            expected = self._expected(run, run.logits)
+            following = expected.likeliest(expected.first + len(expected.logits) - 1)
+        return replace(scene, layers=layers, runner=self, run=run, settings=settings, following=following)
+
+    def expected(self, scene: Scene, without: Heads = {}) -> Expected:  # noqa: B006  never written
+        """Return what the model expects of the scene's text, without heads of one layer."""
+        run = self._run(scene)
+        if not without:
+            return self._expected(run, run.logits)
+        ((layer, how),) = {(layer, how) for (layer, _), how in without.items()}
+        of = scene.layers[layer]
+        heads = [of.numbers[head] for _, head in without]
+        return self._expected(run, self.model.without(run, of.name, heads, how))
+
+    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True) -> LossesWithout:
+        """Return the losses of the scene's text without each of its heads, none computed yet."""
+        run = self._run(scene)
+        names = [layer.name for layer in scene.layers]
+        losses: LossesWithout = loaders["torch.running"]().LossesWithout(self.model, run, names, how, wanted)
+        return losses
+
+    def continued(self, scene: Scene, drawn: bool) -> Settings:
+        """Return the settings of a run on the scene's text and one more token."""
+        run = self._run(scene)
+        if self.predicts != "next" or self.model.answers:
+            raise ValueError("only a decoder continues a text: this model reads the text as a whole")
+        assert scene.settings is not None
+        return {"text": scene.settings["text"] + self.model.continuation(run, drawn)}
+
+    def _run(self, scene: Scene) -> Any:
+        if scene.run.logits is None:
+            raise ValueError(NOTHING_EXPECTED)
+        return scene.run
+
+    def _expected(self, run: Any, logits: np.ndarray[Any, Any]) -> Expected:
+        return Expected(logits, run.batch.targets.numpy(), self.model.label, int(run.batch.positions[0]))
+
+
+def _with_values(layer: SceneLayer, values: Any, of: Any) -> SceneLayer:
+    """Return a layer with its values, if they are known."""
+    if values is None:
+        return layer
+    given: Mapping[str, Any] = of.all_heads
+    return replace(layer, problem=problem_from(value=values, **given), no_values="")
