@@ -1,9 +1,9 @@
-import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
+import { Data, type Finding, type More, type Scene, type Settings, type Words } from "./data";
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
 import { inside } from "./numbers/windows";
-import { Editor } from "./parts/editor";
+import { Editor, type Typing } from "./parts/editor";
 import { Handover } from "./parts/handover";
 import { buttons, choices, tabsOf, type Theme } from "./parts/header";
 import { Notice } from "./parts/notice";
@@ -12,7 +12,7 @@ import { Tour } from "./parts/tour";
 import { WorkingLine } from "./parts/working";
 import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
-import { fromHash, settingsIn, START, Store, typedOf, type State, type Way } from "./state";
+import { fromHash, settingsFor, settingsIn, START, Store, typedOf, type State, type Way } from "./state";
 import { ablationView } from "./views/ablation";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
@@ -205,7 +205,7 @@ export class App {
     let reason = "";
     if (settings && model) {
       try {
-        const scene = await this.data.run(model.id, settings, "", state.other.split("/")[0]);
+        const scene = await this.data.run(model.id, settingsFor(model, settings), "", state.other.split("/")[0]);
         this.scenes = (await this.data.scenes()).scenes;
         shown = this.within({ ...state, scene: scene.id });
         this.store.set({ ...state, ...shown }, "refine");
@@ -376,7 +376,7 @@ export class App {
     if (state.type && this.scene.editable) {
       // A file runs the model at once; a server is not to be asked for every letter.
       const pause = this.data.source.kind === "file" ? 50 : undefined;
-      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines), pause);
+      this.editor ??= new Editor(this.scene, (run) => this.run(run), pause);
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
@@ -411,13 +411,13 @@ export class App {
   }
 
   /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
-  private async run(settings: Settings, refines: string): Promise<Scene> {
-    const compared = this.store.state.other.split(/[:/]/)[0];
+  private async run({ settings, stage, refines, more, isLatest }: Typing): Promise<Scene> {
     const before = this.scene.id;
     let after = before;
     this.leaving = before;
     try {
-      const scene = await this.made(before, settings, refines === compared ? "" : refines, compared);
+      const scene = await this.made(before, settings, stage, more);
+      if (!isLatest()) return scene;
       after = scene.id;
       const { layers } = scene;
       const { i, j } = this.store.state;
@@ -426,13 +426,13 @@ export class App {
       this.store.set(part, refines ? "refine" : "step");
       return scene;
     } finally {
-      if (after === before) this.leaving = "";
+      if (after === before && isLatest()) this.leaving = "";
     }
   }
 
-  /** The scene of a run of the example model. */
-  private async made(of: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
-    const scene = await this.data.run(of, settings, replaces, keeps);
+  /** The scene of a run of a model; one that is compared stays. */
+  private async made(of: string, settings: Settings, stage = "", more?: More): Promise<Scene> {
+    const scene = await this.data.run(of, settings, stage, this.store.state.other.split(/[:/]/)[0], more);
     this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
     return scene;
   }

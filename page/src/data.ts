@@ -32,11 +32,22 @@ export interface Layer {
   sinks?: (number | null)[];
 }
 
+/** Settings of a run; a model of one's own has a text alone. */
 export interface Settings {
   text: string;
-  temperature: number;
-  scaled: boolean;
-  causal: boolean;
+  temperature?: number;
+  scaled?: boolean;
+  causal?: boolean;
+}
+
+/** How a text goes on by one token. */
+export type More = "likeliest" | "drawn";
+
+/** What the model expects at a position, and what stands there. */
+export interface Expected {
+  i: number;
+  likeliest: { token: string; probability: number }[];
+  actual: { token: string; probability: number } | null;
 }
 
 export interface Scene {
@@ -52,6 +63,8 @@ export interface Scene {
   layers: Layer[];
   editable: boolean;
   settings: Settings | null;
+  /** What the model expects at each query: the next token, or that token itself, masked. */
+  predicts?: "next" | "masked" | "";
   /** Whether this is what the page was started with; other scenes were typed. */
   given?: boolean;
   /** What the model expects next. */
@@ -219,13 +232,18 @@ export interface Matrix {
 export interface Ablations {
   loss: number;
   rows: { layer: number; head: number; loss: number }[];
+  /** The share of heads that is known by now; 1: all. */
+  done: number;
 }
 
 /** A model without one head: the odds of the token after token i, and the nats of each token after the first. */
 export interface Ablation {
   i: number;
+  predicts: "next" | "masked" | "";
+  /** The position of the first of the losses; null where no token follows. */
+  first: number;
   odds: { token: string; before: number; after: number; actual: boolean }[];
-  losses: { before: number[]; after: number[] };
+  losses: { before: (number | null)[]; after: (number | null)[] };
 }
 
 /** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
@@ -429,7 +447,7 @@ export class Data {
 
   /** The loss of the text as it is, and without each head. */
   ablations(scene: string, how: string): Promise<Ablations> {
-    return this.json(path(scene, "ablations", [`how=${how}`]));
+    return this.json(path(scene, "ablations", [`how=${how}`]), (answer) => (answer as Ablations).done === 1);
   }
 
   ablation(at: HeadAt, how: string, i: number): Promise<Ablation> {
@@ -451,10 +469,16 @@ export class Data {
     return this.source.json(path(scene, "page")) as Promise<{ html: string }>;
   }
 
-  /** Runs a model on a text. `replaces`: a scene that this is a refinement of; `keeps`: one that must not go. */
-  async run(scene: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
-    const { text, temperature, scaled, causal } = settings;
-    const body = { text, temperature, scaled, causal, replaces, keeps };
+  expected(scene: string, i: number): Promise<Expected> {
+    return this.json(path(scene, "expected", [`i=${i}`]));
+  }
+
+  /**
+   * Runs a scene's model on a text. `replaces`: the name of a stage of typing, whose last scene goes; `keeps`: a scene
+   * that must not go; `more`: the scene's text goes on by a token.
+   */
+  async run(scene: string, settings: Settings, replaces = "", keeps = "", more?: More): Promise<Scene> {
+    const body = { ...(more ? { continue: more } : settings), replaces, keeps };
     return ((await this.source.post(path(scene, "run"), body)) as { scene: Scene }).scene;
   }
 

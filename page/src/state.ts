@@ -120,8 +120,20 @@ type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
 
 /** What the address holds of a scene: its settings, if somebody typed them. */
 export function typedOf(scene: Scene | undefined): Typed {
-  const { text, temperature, scaled, causal } = (!scene?.given && scene?.settings) || START;
-  return { text, temperature, scaled, causal };
+  const { temperature, scaled, causal } = START;
+  const { text, ...others } = (!scene?.given && scene?.settings) || START;
+  return {
+    text,
+    temperature: others.temperature ?? temperature,
+    scaled: others.scaled ?? scaled,
+    causal: others.causal ?? causal,
+  };
+}
+
+/** Those of some settings that a scene's model has. */
+export function settingsFor(scene: Scene, settings: Settings): Settings {
+  const names = Object.keys(scene.settings ?? settings);
+  return Object.fromEntries(Object.entries(settings).filter(([name]) => names.includes(name))) as unknown as Settings;
 }
 
 /** The settings that a link holds, null if it is not to a typed text. */

@@ -1,31 +1,48 @@
-import type { Scene, Settings } from "../data";
+import type { More, Scene, Settings } from "../data";
 import { h, tick } from "../dom";
 import { figure, printable } from "../numbers/format";
+import { Refused } from "../source/source";
 
 /** A pause in typing after which the text is run, at most. */
 const PAUSE_MS = 250;
 
-/** Type a text of one's own for the shipped model, and turn what its attention does. */
+/** The answer to a run whose place a later one took. */
+const SUPERSEDED = 409;
+
+/** A run that the editor asks for. */
+export interface Typing {
+  settings: Settings;
+  /** What is typed in one go: its last run is the one that stays. */
+  stage: string;
+  /** Whether an earlier run of this stage was shown. */
+  refines: boolean;
+  /** The text goes on by a token. */
+  more?: More;
+  isLatest: () => boolean;
+}
+
+/** Type a text of one's own for a model that runs here, and turn what its attention does. */
 export class Editor {
   readonly element: HTMLElement;
   private readonly text = h("textarea", { rows: 2, spellcheck: "false", "aria-label": "Your text" });
   private readonly problem = h("p", { class: "problem", role: "alert" });
   private readonly following = h("p", { class: "following" });
-  private readonly temperature: HTMLInputElement;
-  private readonly shown = h("output", {});
+  private readonly more = h("span", { class: "more", role: "group", "aria-label": "Continue the text" });
+  private readonly turns: Turns | null;
   private settings: Settings;
   private timer = 0;
   private pause: number;
   /** Whether a change is still to be run: no other scene's settings take its place. */
   private changed = false;
-  /** The scene of what is still being typed or turned: the next one takes its place. */
-  private draft = "";
-  /** One run after the other, in the order of what was typed. */
-  private runs: Promise<void> = Promise.resolve();
+  private stage = newStage();
+  private refines = false;
+  /** Runs that were asked for, and those that are not answered yet. */
+  private asked = 0;
+  private running = 0;
 
   constructor(
     scene: Scene,
-    private readonly run: (settings: Settings, refines: string) => Promise<Scene>,
+    private readonly run: (typing: Typing) => Promise<Scene>,
     /** The pause at least; where the last run took longer, so much. */
     private readonly least: number = PAUSE_MS,
   ) {
@@ -33,44 +50,10 @@ export class Editor {
     this.settings = { ...(scene.settings as Settings) };
     this.text.addEventListener("input", () => this.change({ text: this.text.value }));
     this.text.addEventListener("change", () => this.settle());
-    this.temperature = h("input", {
-      type: "range",
-      min: -1,
-      max: 1,
-      step: 0.05,
-      input: () => this.change({ temperature: Number((10 ** Number(this.temperature.value)).toPrecision(2)) }),
-      change: () => this.settle(),
-    });
-    const reset = h(
-      "button",
-      { type: "button", click: () => this.turn({ temperature: 1, scaled: true, causal: true }) },
-      "As trained",
-    );
-    this.element = h(
-      "section",
-      { class: "editor", "aria-label": "Your text" },
-      this.text,
-      h(
-        "div",
-        { class: "controls" },
-        h("label", { class: "field" }, h("span", {}, "Temperature"), this.temperature, this.shown),
-        tick(
-          "Scale by 1/√d",
-          this.settings.scaled,
-          (scaled) => this.turn({ scaled }),
-          "Without it, scores are plain dot products.",
-        ),
-        tick(
-          "Causal",
-          this.settings.causal,
-          (causal) => this.turn({ causal }),
-          "Without it, every token sees those after it too.",
-        ),
-        reset,
-        this.following,
-      ),
-      this.problem,
-    );
+    const { temperature } = this.settings; // a model of one's own runs as it is
+    this.turns = temperature === undefined ? null : new Turns(this.settings, (part, whole) => this.turn(part, whole));
+    const controls = h("div", { class: "controls" }, ...(this.turns?.elements ?? []), this.more, this.following);
+    this.element = h("section", { class: "editor", "aria-label": "Your text" }, this.text, controls, this.problem);
     this.show(scene);
   }
 
@@ -79,60 +62,125 @@ export class Editor {
     if (this.changed) return;
     this.settings = { ...(scene.settings as Settings) };
     if (document.activeElement !== this.text) this.text.value = this.settings.text;
-    this.write();
-    const likely = (scene.following ?? [])
+    this.turns?.show(this.settings);
+    const following = scene.following ?? [];
+    const likely = following
       .slice(0, 4)
       .map(({ token, probability }) => `${printable(token)} ${Math.round(100 * probability)} %`);
     this.following.textContent = likely.length ? `Expected next: ${likely.join(", ")}` : "";
+    const ways: [More, string][] = following.length
+      ? [
+          ["likeliest", "Add the likeliest token"],
+          ["drawn", "Draw a token"],
+        ]
+      : [];
+    if (this.more.childElementCount !== ways.length)
+      this.more.replaceChildren(...ways.map(([more, said]) => this.goOn(more, said)));
   }
 
-  private write(): void {
-    this.temperature.value = String(Math.log10(this.settings.temperature));
-    this.shown.textContent = figure(this.settings.temperature);
-    const [scaled, causal] = this.element.querySelectorAll<HTMLInputElement>("input[type=checkbox]");
-    [scaled.checked, causal.checked] = [this.settings.scaled, this.settings.causal];
+  private goOn(more: More, said: string): HTMLElement {
+    return h("button", { type: "button", click: () => void this.send(more) }, said);
   }
 
   private change(part: Partial<Settings>): void {
     this.changed = true;
     Object.assign(this.settings, part);
-    this.shown.textContent = figure(this.settings.temperature);
     window.clearTimeout(this.timer);
-    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), this.pause);
+    this.timer = window.setTimeout(() => void this.send(), this.pause);
   }
 
-  /** A change that is whole at once: what was there before stays. */
-  private turn(part: Partial<Settings>): void {
-    this.draft = "";
+  /** Turns settings; a `whole` change is run at once, and what was there before stays. */
+  private turn(part: Partial<Settings>, whole: boolean): void {
+    if (whole) this.newStage();
     this.change(part);
-    this.write();
-    this.settle();
+    this.turns?.show(this.settings);
+    if (whole) this.settle();
   }
 
   /** What was typed is to stay: it is run now, and what comes next does not take its place. */
   private settle(): void {
     window.clearTimeout(this.timer);
-    this.runs = this.runs.then(() => this.send()).then(() => void (this.draft = ""));
+    if (this.changed) void this.send();
+    this.newStage();
   }
 
-  private async send(): Promise<void> {
-    const asked = JSON.stringify(this.settings);
-    const isLatest = (): boolean => asked === JSON.stringify(this.settings);
+  private newStage(): void {
+    this.stage = newStage();
+    this.refines = false;
+  }
+
+  private async send(more?: More): Promise<void> {
+    const number = ++this.asked;
+    const { stage, refines } = this;
+    const isLatest = (): boolean => number === this.asked;
+    this.refines = true;
+    this.running++;
     this.element.classList.add("busy");
     const begun = performance.now();
     try {
-      const scene = await this.run(JSON.parse(asked) as Settings, this.draft);
-      this.draft = scene.given ? "" : scene.id;
+      const scene = await this.run({ settings: { ...this.settings }, stage, refines, more, isLatest });
+      if (!isLatest()) return;
       this.problem.textContent = "";
-      this.changed = !isLatest();
+      this.changed = false;
       this.show(scene);
+      if (more) this.text.value = this.settings.text;
     } catch (error) {
-      this.changed = !isLatest();
+      if (!isLatest() || (error instanceof Refused && error.status === SUPERSEDED)) return;
+      this.changed = false;
       this.problem.textContent = (error as Error).message;
       this.following.textContent = ""; // it was of another text
     } finally {
       this.pause = Math.min(PAUSE_MS, Math.max(this.least, performance.now() - begun));
-      this.element.classList.remove("busy");
+      if (--this.running === 0) this.element.classList.remove("busy");
     }
+  }
+}
+
+const newStage = (): string => `typing-${Math.random().toString(36).slice(2)}`;
+
+/** Settings of the attention of every layer. */
+class Turns {
+  readonly elements: HTMLElement[];
+  private readonly temperature: HTMLInputElement;
+  private readonly shown = h("output", {});
+  private readonly ticks: HTMLElement[];
+
+  constructor(settings: Settings, turn: (part: Partial<Settings>, whole: boolean) => void) {
+    const value = (): number => Number((10 ** Number(this.temperature.value)).toPrecision(2));
+    this.temperature = h("input", {
+      type: "range",
+      min: -1,
+      max: 1,
+      step: 0.05,
+      input: () => turn({ temperature: value() }, false),
+      change: () => turn({ temperature: value() }, true),
+    });
+    const back = { temperature: 1, scaled: true, causal: true };
+    this.ticks = [
+      tick(
+        "Scale by 1/√d",
+        settings.scaled === true,
+        (scaled) => turn({ scaled }, true),
+        "Without it, scores are plain dot products.",
+      ),
+      tick(
+        "Causal",
+        settings.causal === true,
+        (causal) => turn({ causal }, true),
+        "Without it, every token sees those after it too.",
+      ),
+    ];
+    this.elements = [
+      h("label", { class: "field" }, h("span", {}, "Temperature"), this.temperature, this.shown),
+      ...this.ticks,
+      h("button", { type: "button", click: () => turn(back, true) }, "As trained"),
+    ];
+  }
+
+  show({ temperature = 1, scaled = true, causal = true }: Settings): void {
+    this.temperature.value = String(Math.log10(temperature));
+    this.shown.textContent = figure(temperature);
+    const boxes = this.ticks.map((one) => one.querySelector("input") as HTMLInputElement);
+    [boxes[0].checked, boxes[1].checked] = [scaled, causal];
   }
 }

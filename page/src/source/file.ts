@@ -113,9 +113,9 @@ export class FileSource implements Source {
     throw absent();
   }
 
-  async post(_: string, body: unknown): Promise<unknown> {
+  async post(path: string, body: unknown): Promise<unknown> {
     if (!this.typed) throw new Refused("A saved page has no model: start `regard look` to type a text.", 405);
-    return { scene: this.typed.run(body as Settings) };
+    return { scene: this.typed.run(path.split("/")[1], body as Partial<Settings>) };
   }
 
   /** What the file was saved with, and what was typed. */

@@ -1,6 +1,19 @@
 /** Texts that are typed into a saved file which holds the example model: scenes, as the server answers about them. */
 
-import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Told, Words } from "../data";
+import type {
+  Ablation,
+  Ablations,
+  Expected,
+  Heads,
+  HeadRow,
+  Layer,
+  Matrix,
+  More,
+  Scene,
+  Settings,
+  Told,
+  Words,
+} from "../data";
 import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
 import { dots, encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
 import { outlineOf, told } from "../model/outlines";
@@ -44,6 +57,8 @@ interface Run {
 export class TypedTexts {
   private loaded: Model | null = null;
   private readonly runs = new Map<string, Run>();
+  /** The last scene of each stage of typing. */
+  private readonly stages = new Map<string, string>();
   private number = 1;
 
   constructor(
@@ -59,20 +74,41 @@ export class TypedTexts {
     return [...this.runs.values()].map(({ scene }) => scene).filter(({ id }) => id !== this.given.id);
   }
 
-  /** Runs a text. `replaces`: a stage of what is being typed, which goes; `keeps`: one that stays. */
-  run(body: Settings & { replaces?: string; keeps?: string }): Scene {
-    const { text, temperature, scaled, causal, replaces = "", keeps = "" } = body;
-    const settings = { text, temperature, scaled, causal };
+  /** Runs a text. `replaces`: a stage of typing, whose last scene goes; `keeps`: a scene that stays. */
+  run(of: string, body: Partial<Settings> & { replaces?: string; keeps?: string; continue?: More }): Scene {
+    const { replaces = "", keeps = "", continue: more, ...given } = body;
+    const before = this.runOf(of).scene.settings as Settings;
+    const settings = { ...before, ...given, ...(more ? { text: before.text + this.next(of, more) } : {}) };
     const same = (scene: Scene): boolean => JSON.stringify(scene.settings) === JSON.stringify(settings);
     const known = [this.given, ...this.scenes].find(same);
-    if (replaces !== known?.id && replaces !== this.given.id) this.runs.delete(replaces);
+    const replaced = this.stages.get(replaces) ?? replaces;
+    if (![known?.id, this.given.id, keeps].includes(replaced)) this.runs.delete(replaced);
+    const scene = known ?? this.made(`example-${++this.number}`, settings).scene;
+    if (replaces) this.stages.set(replaces, scene.id);
     if (known) return known;
-    const scene = this.made(`example-${++this.number}`, settings).scene;
     for (const id of this.scenes.map((one) => one.id)) {
       if (this.runs.size <= RUNS) break;
       if (id !== keeps && id !== scene.id) this.runs.delete(id);
     }
     return scene;
+  }
+
+  /** The character that goes on with a scene's text: the likeliest that can be printed, or a drawn one. */
+  private next(id: string, more: More): string {
+    const { trace } = this.runOf(id);
+    const all = shares(trace, trace.ids.length - 1).map((share, byte) => (printed(byte) ? share : 0));
+    if (more === "likeliest") return String.fromCharCode(likeliest(all)[0]);
+    let left = Math.random() * all.reduce((sum, share) => sum + share, 0);
+    const drawn = all.findIndex((share) => (left -= share) < 0);
+    return String.fromCharCode(drawn < 0 ? likeliest(all)[0] : drawn);
+  }
+
+  private expected(id: string, i: number): Expected {
+    const { trace } = this.runOf(id);
+    const all = shares(trace, i);
+    const actual: number | undefined = trace.ids[i + 1];
+    const of = (byte: number): Expected["likeliest"][0] => ({ token: byteLabel(byte), probability: all[byte] });
+    return { i, likeliest: followingOf(all), actual: actual === undefined ? null : of(actual) };
   }
 
   weights(id: string, layer: number, head: number): ComputedWeights | undefined {
@@ -85,6 +121,7 @@ export class TypedTexts {
     if (what === "ablations") return this.ablations(id, options.get("how") ?? "zero");
     if (what === "ablation")
       return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
+    if (what === "expected") return this.expected(id, Number(options.get("i")));
     if (what === "matrices") return { matrices: await this.matrices(this.runOf(id), layer, head) };
     const run = this.runs.get(id);
     if (!run || id === this.given.id) return undefined;
@@ -126,7 +163,7 @@ export class TypedTexts {
     const ids = encoded(text);
     const most = `a saved page reads at most ${LONGEST.toLocaleString("en")}`;
     if (ids.length > LONGEST) throw new Refused(`text is too long: ${ids.length} tokens, ${most}`, 422);
-    const trace = this.model.run(ids, settings);
+    const trace = this.model.run(ids, settings as Options);
     const { d } = this.model;
     const n = ids.length;
     const about = { n_q: n, n_k: n, d, d_v: d, scale: trace.scale, causal: trace.causal, offset: 0 };
@@ -279,7 +316,7 @@ export class TypedTexts {
         rows.push({ layer, head, loss: mean(losses(without)) });
       }
     }
-    return { loss: mean(losses(trace)), rows };
+    return { loss: mean(losses(trace)), rows, done: 1 };
   }
 
   private ablation(id: string, layer: number, head: number, how: string, i: number): Ablation {
@@ -292,7 +329,7 @@ export class TypedTexts {
     const odds = [...listed]
       .sort((a, b) => one[b] - one[a])
       .map((byte) => ({ token: byteLabel(byte), before: one[byte], after: other[byte], actual: byte === actual }));
-    return { i, odds, losses: { before: [...losses(trace)], after: [...losses(after)] } };
+    return { i, predicts: "next", odds, first: 0, losses: { before: [...losses(trace)], after: [...losses(after)] } };
   }
 }
 
@@ -308,6 +345,9 @@ function followingOf(all: Float64Array): { token: string; probability: number }[
     .filter((byte) => all[byte] >= LEAST_SHARE)
     .map((byte) => ({ token: byteLabel(byte), probability: all[byte] }));
 }
+
+/** Whether a byte is a character that can be printed, or a line end. */
+const printed = (byte: number): boolean => byte === 10 || (byte >= 32 && byte < 127);
 
 const byteLabel = (byte: number): string =>
   byte < 128 ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, "0")}`;

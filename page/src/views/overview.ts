@@ -1,9 +1,10 @@
 import { h } from "../dom";
-import { areMeasured, expectsTitle, sayings } from "../parts/findings";
+import { expectedAt } from "../parts/expected";
+import { areMeasured, sayings } from "../parts/findings";
 import { headGrid } from "../parts/headgrid";
 import { nameOf } from "../parts/sentences";
 import { withTerms } from "../parts/terms";
-import { nextBars, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
+import { rowBars, rowTokens, shadedText } from "../parts/tokenrow";
 import { withLine } from "../parts/wordline";
 import { mapPane } from "./map";
 import { chosen, headAt, latest, scaleName, touches, type MakeView } from "./view";
@@ -36,17 +37,17 @@ export const overviewView: MakeView = (context) => {
       const [weights, norms] = await Promise.all([data.row(at, i), data.norms(at)]);
       const tokens = await rowTokens(context, weights, i, j);
       const text = await sayings(context, weights, i, tokens, scaleName(store.state));
+      const next = await expectedAt(context, i, nameOf(tokens.query, i));
       if (!current()) return;
       said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), document.createTextNode(" ")]));
       const own = scene.layers[at.layer].cross ? null : i;
-      const next = nextBars(context);
       const shaded = shadedText(context, weights, tokens.key, own, j);
       if (scene.kind === "words") withLine(shaded.firstElementChild as HTMLElement);
       row.replaceChildren(
         h("h2", {}, `Where ${nameOf(tokens.query, i)} looks`),
         shaded,
         rowBars(context, weights, tokens.key, norms),
-        ...(next ? [h("h2", {}, expectsTitle(context, i)), next] : []),
+        ...next,
         h("p", { class: "help" }, scene.note, tokens.key?.[0] === "⊢" ? `. ${words.beginning}` : ""),
       );
     });

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.viewer.scene.running import LISTED, Expected, LossesWithout
+from regard.viewer.scene.running import LISTED, Expected, LossesWithout, Predicts
 from regard.viewer.scene.scenes import Array
 
 
@@ -44,10 +44,14 @@ def described_losses(losses: LossesWithout) -> dict[str, Any]:
     return {"loss": losses.loss, "rows": rows, "done": round(len(rows) / losses.total, 3)}
 
 
-def described_runs(before: Expected, after: Expected, i: int) -> dict[str, Any]:
-    """Return the odds at position i, and the losses of all positions, as JSON."""
+def described_runs(before: Expected, after: Expected, i: int, predicts: Predicts) -> dict[str, Any]:
+    """Return the odds at position i, and the losses of all positions, as JSON.
+
+    predicts: what position i of the scene's queries tells of.
+    """
     return {
         "i": i,
+        "predicts": predicts,
         "odds": [vars(odd) for odd in odds(before, after, i)],
         "first": before.first,
         "losses": {"before": _numbers(before.losses()), "after": _numbers(after.losses())},

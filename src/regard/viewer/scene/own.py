@@ -48,7 +48,15 @@ class TextRunner:
         if run.logits is not None and self.predicts == "next" and not self.model.answers:
             expected = self._expected(run, run.logits)
             following = expected.likeliest(expected.first + len(expected.logits) - 1)
-        return replace(scene, layers=layers, runner=self, run=run, settings=settings, following=following)
+        predicts: Predicts = self.predicts if run.logits is not None and self._answers(scene, run) else ""
+        return replace(
+            scene, layers=layers, runner=self, run=run, settings=settings, predicts=predicts, following=following
+        )
+
+    def _answers(self, scene: Scene, run: Any) -> bool:
+        """Return True if a scene's queries are the tokens that the model predicts from: not those of an encoder."""
+        given = run.batch.given.get("decoder_input_ids")
+        return given is None or scene.layers[0].cross or np.array_equal(given.cpu().numpy(), scene.ids)
 
     def expected(self, scene: Scene, without: Heads = {}) -> Expected:  # noqa: B006  never written
         """Return what the model expects of the scene's text, without heads of one layer."""

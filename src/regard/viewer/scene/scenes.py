@@ -20,7 +20,7 @@ from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
 
 if TYPE_CHECKING:
-    from regard.viewer.scene.running import Runner
+    from regard.viewer.scene.running import Predicts, Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand"]
@@ -176,8 +176,9 @@ class Scene:
     query_tokens, key_tokens: pieces of text that join without a separator; empty if there is no text. ids: (batch, n),
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
     runner, run, settings: the model that runs here, what it keeps of this run, and the run's settings; the text can
-    then be edited. part: the scene's place among those of its run. following: likely next tokens with their
-    probabilities. opening: what to show first, by default what `finding` picks.
+    then be edited. part: the scene's place among those of its run. predicts: what the model expects at each query.
+    following: likely next tokens with their probabilities. opening: what to show first, by default what `finding`
+    picks.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Scene:
     run: Any = None
     settings: Mapping[str, Any] | None = None
     part: int = 0
+    predicts: "Predicts" = ""
     following: tuple[tuple[str, float], ...] = ()
     opening: Opening | None = None
 
@@ -229,7 +231,7 @@ class Scene:
             "prefix": self.prefix,
             "layers": [layer.described() for layer in self.layers],
             "editable": self.runner is not None,
-            "predicts": "" if self.runner is None else self.runner.predicts,
+            "predicts": self.predicts,
             "settings": self.settings,
             "following": [{"token": token, "probability": share} for token, share in self.following],
         }

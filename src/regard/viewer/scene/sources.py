@@ -127,6 +127,7 @@ class ExampleRunner:
             prefix=PREFIX,
             note=ABOUT_MODEL,
             runner=self,
+            predicts=self.predicts,
             settings=settings,
             following=_expected(trace).likeliest(len(ids) - 1),
         )

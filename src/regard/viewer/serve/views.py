@@ -280,6 +280,8 @@ def row_scores(results: Results, at: Question, i: int) -> Answer:
 def ablations(results: Results, at: Question) -> Answer:
     """Answer the losses of a text without each head, those that are known; each request lets more follow."""
     losses = results.losses(at, _replacement(at))
+    if losses.loss is None:
+        raise Unfinished(0)
     return Answer(200, ablation.described_losses(losses), exact=losses.whole)
 
 
@@ -287,7 +289,7 @@ def one_ablation(results: Results, at: Question) -> Answer:
     """Answer the odds of tokens with and without a head."""
     how = _replacement(at)
     before, after = results.expected(at), results.expected(at, {(at.layer, at.head): how})
-    return Answer(200, ablation.described_runs(before, after, _position(at, before)))
+    return Answer(200, ablation.described_runs(before, after, _position(at, before), at.scene.predicts))
 
 
 def expected(results: Results, at: Question) -> Answer:
@@ -300,6 +302,8 @@ def expected(results: Results, at: Question) -> Answer:
 def _position(at: Question, known: Expected) -> int:
     """Return the position asked for, by default the last."""
     last = known.first + len(known.logits) - 1
+    if not at.scene.predicts:  # an encoder's queries: the decoder's last token is meant
+        return last
     return integer(at.query, "i", last, known.first, last, "token")
 
 
