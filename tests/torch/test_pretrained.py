@@ -97,11 +97,14 @@ def test_a_dtype_that_the_model_runs_in(llama: Path) -> None:
     assert {layer.query.dtype.name for layer in read(str(llama), TEXT).layers} == {"float32"}
 
 
-def test_look_computes_one_logit_and_no_cache(llama: Path, tmp_path: Path) -> None:
+def test_look_computes_few_logits_and_no_cache(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.torch.capture import running
+
+    monkeypatch.setattr(running, "LOGITS", 5 * 4 * 300)  # of five tokens
     network, outputs = transformers.LlamaForCausalLM.from_pretrained(llama), []
     network.register_forward_hook(lambda module, given, output: outputs.append(output))
     regard.look(network, text=TEXT, tokenizer=tokenizer(), save=tmp_path / "weights.npz")
-    assert [(x.logits.shape[1], x.past_key_values) for x in outputs] == [(1, None)]
+    assert [(x.logits.shape[1], x.past_key_values) for x in outputs] == [(5, None)]
 
 
 def test_without_a_text_it_reads_tokens_that_repeat(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:

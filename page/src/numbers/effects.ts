@@ -29,24 +29,35 @@ export function effectsOf({ loss, rows }: Ablations): Effect[] {
   return changes.sort((a, b) => b.by - a.by).map((one) => ({ ...one, share: Math.abs(one.by) / most }));
 }
 
-const mean = (x: readonly number[]): number => x.reduce((sum, one) => sum + one, 0) / x.length;
+/** The mean of those that are known. */
+function mean(x: readonly (number | null)[]): number {
+  const known = x.filter((one) => one !== null);
+  return known.reduce((sum, one) => sum + one, 0) / known.length;
+}
 
 /** The loss of the text with the head and without it, as a sentence. */
 export function outcome({ before, after }: Ablation["losses"]): string {
   const [from, to] = [mean(before), mean(after)];
-  if (Math.abs(to - from) <= STILL) return `The loss of this text stays as it is, ${from.toFixed(3)} nats a byte.`;
+  if (Math.abs(to - from) <= STILL) return `The loss of this text stays as it is, ${from.toFixed(3)} nats a token.`;
   const verb = to > from ? "rises" : "falls";
-  return `The loss of this text ${verb} from ${from.toFixed(3)} to ${to.toFixed(3)} nats a byte.`;
+  return `The loss of this text ${verb} from ${from.toFixed(3)} to ${to.toFixed(3)} nats a token.`;
 }
 
-/** By how much each token is harder to predict without the head, the first token left out, which is not predicted. */
-export const harderBy = ({ before, after }: Ablation["losses"]): number[] =>
-  after.map((nats, t) => nats - (before[t] ?? 0));
+/** By how much each of n tokens is harder to predict without the head; null for those that are not predicted. */
+export function harderBy({ losses: { before, after }, first, predicts }: Ablation, n: number): (number | null)[] {
+  const changes = Array<number | null>(n).fill(null);
+  after.forEach((nats, k) => {
+    const from = before[k];
+    const t = first + k + (predicts === "next" ? 1 : 0);
+    if (nats !== null && from !== null && t < n) changes[t] = nats - from;
+  });
+  return changes;
+}
 
 /** The place of each change on a scale from much harder, 0, to much easier, 1; null where it is too small to be shaded. */
-export function shades(changes: readonly number[]): (number | null)[] {
-  const most = Math.max(LEAST, ...changes.map(Math.abs));
+export function shades(changes: readonly (number | null)[]): (number | null)[] {
+  const most = Math.max(LEAST, ...changes.map((by) => Math.abs(by ?? 0)));
   return changes.map((by) =>
-    Math.abs(by) < LEAST ? null : 0.5 - (Math.sign(by) * Math.sqrt(Math.abs(by) / most)) / 2,
+    by === null || Math.abs(by) < LEAST ? null : 0.5 - (Math.sign(by) * Math.sqrt(Math.abs(by) / most)) / 2,
   );
 }

@@ -35,8 +35,9 @@ export class EffectList {
     if (!this.list.childElementCount) this.said.textContent = "Running the model without each head …";
   }
 
-  show(loss: number, effects: readonly Effect[], kinds: readonly HeadRow[], chosen: Place): void {
-    this.said.textContent = `Loss with all heads: ${loss.toFixed(3)} nats a byte. Orange: more without this head; blue: less.`;
+  show(loss: number, effects: readonly Effect[], kinds: readonly HeadRow[], chosen: Place, done: number): void {
+    const left = done < 1 ? ` ${Math.round(100 * done)} % of the heads are done.` : "";
+    this.said.textContent = `Loss with all heads: ${loss.toFixed(3)} nats a token. Orange: more without this head; blue: less.${left}`;
     const known = new Map(kinds.map((row) => [nameOf(row), row]));
     redraw(this.list, ...effects.map((effect) => h("li", {}, this.button(effect, known.get(nameOf(effect))))));
     this.mark(chosen);

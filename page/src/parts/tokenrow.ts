@@ -20,7 +20,13 @@ const SHOWN = 600;
 const LESS = 0.0005;
 
 /** A line of a list: a name, a bar as long as its share, and a number. */
-export function bar(name: HTMLElement, share: number, said: string, act?: () => void, taken?: HTMLElement): HTMLElement {
+export function bar(
+  name: HTMLElement,
+  share: number,
+  said: string,
+  act?: () => void,
+  taken?: HTMLElement,
+): HTMLElement {
   const line = h("span", { class: "share" });
   line.style.setProperty("--share", String(Math.min(1, share)));
   const parts = [name, line, h("b", {}, said), ...(taken ? [taken] : [])];

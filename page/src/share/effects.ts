@@ -158,14 +158,14 @@ export async function ablationFigure(context: Context): Promise<Drawing> {
   const token = await named(context, "query", i);
   const drawing = new Drawing(WIDE, `Does ${nameOfHead(context)} matter ${ofText(context)}?`);
   const [half, x] = [WIDE / 2 - 24, WIDE / 2 + 12];
-  drawing.text(12, 20, "The loss without each head, nats a byte", { size: 13, bold: true });
+  drawing.text(12, 20, "The loss without each head, nats a token", { size: 13, bold: true });
   const left = drawBars(drawing, lossBars(context, all), { x: 12, y: 32, width: half, names: 74 });
   drawing.text(x, 20, `Expected after ${token}`, { size: 13, bold: true });
   const right = drawBars(drawing, oddsBars(one), { x, y: 32, width: half, names: 110, mono: true });
   drawing.height = Math.max(left, right);
   const place = how === "mean" ? "its mean over the text" : "nothing";
   drawing.caption(
-    `The model without one head, ${place} in its place, ${ofText(context)}. Left: how much the loss, ${all.loss.toFixed(3)} nats a byte ` +
+    `The model without one head, ${place} in its place, ${ofText(context)}. Left: how much the loss, ${all.loss.toFixed(3)} nats a token ` +
       `with all heads, changes without each; orange more, blue less. Right: what is expected after ${token} with ` +
       `${nameOfHead(context)} (blue) and without it (orange).`,
   );

@@ -1,3 +1,4 @@
+import type { Ablations } from "../data";
 import { choice, h, redraw } from "../dom";
 import { effectsOf } from "../numbers/effects";
 import { tokenChooser } from "../parts/chooser";
@@ -18,6 +19,9 @@ import {
   type MakeView,
   type View,
 } from "./view";
+
+/** The time between two looks at losses that are still computed. */
+const AGAIN_MS = 400;
 
 const REPLACEMENTS = [
   ["zero", "nothing"],
@@ -91,9 +95,13 @@ class AblationView implements View {
     this.loadList(async (current) => {
       const { data, store } = this.context;
       this.list.wait();
-      const ablations = await data.ablations(store.state.scene, this.how);
+      const ablations = (): Promise<Ablations> => data.ablations(store.state.scene, this.how);
       const kinds = await data.heads(store.state.scene);
-      if (current()) this.list.show(ablations.loss, effectsOf(ablations), kinds.rows, store.state);
+      for (let known = await ablations(); current(); known = await ablations()) {
+        this.list.show(known.loss, effectsOf(known), kinds.rows, store.state, known.done);
+        if (known.done === 1) break;
+        await new Promise((resolve) => setTimeout(resolve, AGAIN_MS)); // heads fill in as they come
+      }
     });
   }
 

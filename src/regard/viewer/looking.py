@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import require
-from regard.loaders import loaders
 from regard.viewer.scene.scenes import Array, Scene
 
 
@@ -156,7 +155,7 @@ def scenes_of(
         return sources.captured(what)
     module = getattr(sys.modules.get("torch.nn"), "Module", None)
     if module is not None and isinstance(what, module):
-        return sources.captured(of_model(what, text, tokenizer), kind="model")
+        return of_model(what, text, tokenizer)
     if not arrays:
         raise TypeError(
             "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=, or nothing but "
@@ -197,22 +196,14 @@ def numpy_of_layers(given: Any) -> Any:
     return given if given is None or isinstance(given, str | int | float) else numpy_of(given)
 
 
-def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
-    """Capture the attention of a PyTorch model that reads a text."""
-    from regard.interpret.capture.captured import capture
+def of_model(model: Any, text: str | None, tokenizer: Any) -> tuple[Scene, ...]:
+    """Return the scenes of a PyTorch model that reads a text, and then those that are typed."""
+    from regard.viewer.scene.own import TextRunner
 
     if text is None or tokenizer is None:
         missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)
         raise TypeError(f"a model needs {missing}: look(model, text=..., tokenizer=...)")
-    if not text:
-        raise ValueError("text is empty: give at least one character")
-    read = tokenizer(text, return_tensors="pt")
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if most is not None and read["input_ids"].shape[-1] > most:
-        raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
-    with capture(model, tokenizer=tokenizer) as seen:
-        loaders["torch.forward"]().attend(model, read)
-    return seen
+    return TextRunner(model, tokenizer).scenes({"text": text})
 
 
 def numpy_of(x: Any) -> Array:

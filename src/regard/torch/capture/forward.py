@@ -32,7 +32,7 @@ def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = la
         if generates and getattr(getattr(network, "config", None), "is_encoder_decoder", False):
             network.generate(**given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
             return
-        network = _without_logits(network)
+        network = without_logits(network)
         taken = inspect.signature(network.forward).parameters
         network(**given, **{name: x for name, x in FEW.items() if name in taken})
 
@@ -49,7 +49,7 @@ def _on_tokens_alone(network: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _without_logits(network: nn.Module) -> nn.Module:
+def without_logits(network: nn.Module) -> nn.Module:
     """Return the model, or what is below its head if that computes logits of all tokens."""
     kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", ())
     if not isinstance(network, kind) or "logits_to_keep" in inspect.signature(network.forward).parameters:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from regard.interpret.capture.captured import Capture
 from regard.torch import adapter
 from regard.torch.capture.encoding import check_length, encoded
-from regard.torch.capture.forward import ANSWER, layers_of, layers_reported
+from regard.torch.capture.forward import ANSWER, layers_of, layers_reported, without_logits
 from regard.torch.capture.recorder import capture, pieces
 from regard.torch.capture.switched import SdpaMode, on_regard
 
@@ -54,17 +54,18 @@ class Batch:
     targets: torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class TextRun:
     """What a model made of a text.
 
-    values: by layer, (b, h_kv, n_k, d_v). batch, logits (m, vocabulary): None if the model predicts no tokens.
+    values: by layer, (b, h_kv, n_k, d_v). batch: None if the model predicts no tokens of this text. logits (m,
+    vocabulary): None until they are computed.
     """
 
     capture: Capture
     values: Mapping[str, Array]
     batch: Batch | None
-    logits: Array | None
+    logits: Array | None = None
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +84,9 @@ class TextModel:
         self.lock = threading.RLock()
         self.answers = bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
         generates = getattr(network, "can_generate", lambda: False)()
-        masked = type(network).__name__.endswith("ForMaskedLM") and tokenizer.mask_token_id is not None
+        masked = (
+            type(network).__name__.endswith("ForMaskedLM") and getattr(tokenizer, "mask_token_id", None) is not None
+        )
         self.predicts: Literal["next", "masked", ""] = "next" if generates else "masked" if masked else ""
 
     def read(self, text: str, progress: Progress = lambda stage: None) -> TextRun:
@@ -105,25 +108,30 @@ class TextModel:
                 capture(self.network, tokenizer=lambda row: self._labels(row, shown), values=values) as seen,
                 layers_reported(self.network, progress),
             ):
+                if self.predicts != "next":
+                    without_logits(self.network)(**given)
+                    return TextRun(seen, values, self._masked(given["input_ids"]))
                 logits = self.forward(given, self._kept(given))
-            batch = self._batch(given, logits)
-            if batch is None:
-                return TextRun(seen, values, None, None)
-            if self.predicts == "masked":
-                logits = self.forward(batch.given)
-        assert logits is not None
-        return TextRun(seen, values, batch, _selected(logits, batch)[0].cpu().numpy())
+            batch = next_tokens(given, logits.shape[1])
+            return TextRun(seen, values, batch, _selected(logits, batch)[0].cpu().numpy())
+
+    def logits(self, run: TextRun) -> Array:
+        """Return the logits (m, vocabulary) of a run, computed when first needed."""
+        assert run.batch is not None
+        if run.logits is None:
+            with self.lock, self.evaluating():
+                run.logits = _selected(self.forward(run.batch.given), run.batch)[0].cpu().numpy()
+        return run.logits
 
     def without(
         self, run: TextRun, layer: str, heads: Sequence[int], how: Replacement, progress: Progress = lambda stage: None
     ) -> Array:
         """Return the logits (m, vocabulary) of a text with some heads of a layer replaced."""
         assert run.batch is not None
-        assert run.logits is not None
         with self.lock, self.evaluating(), layers_reported(self.network, progress):
             rows = next(iter(run.batch.given.values())).shape[0]
             with heads_replaced(self.network, layer, [tuple(heads)] * rows, how):
-                logits = self.forward(run.batch.given, run.logits.shape[0] if self.predicts == "next" else 0)
+                logits = self.forward(run.batch.given, self.kept(run.batch))
         return _selected(logits, run.batch)[0].cpu().numpy()
 
     def label(self, token: int) -> str:
@@ -136,8 +144,7 @@ class TextModel:
         Only tokens with a text of their own are drawn. Raises ValueError if the likeliest one ends the text.
         """
         assert run.batch is not None
-        assert run.logits is not None
-        shares = torch.from_numpy(run.logits[-1]).double().softmax(-1)
+        shares = torch.from_numpy(self.logits(run)[-1]).double().softmax(-1)
         if drawn:
             order = torch.multinomial(shares, min(DRAWN, int((shares > 0).sum())))
         else:
@@ -180,30 +187,39 @@ class TextModel:
 
     def _kept(self, given: Mapping[str, torch.Tensor]) -> int:
         """Return how many of the last tokens get logits."""
-        if self.predicts != "next":
-            return 1
         n = given["decoder_input_ids" if self.answers else "input_ids"].shape[1]
-        vocabulary = getattr(getattr(self.network, "config", None), "vocab_size", None) or 1
-        return min(n, max(1, LOGITS // (4 * vocabulary)))
+        return min(n, max(1, LOGITS // (4 * self.vocabulary)))
 
-    def forward(self, given: Mapping[str, torch.Tensor], kept: int = 0) -> torch.Tensor | None:
-        """Return the logits (b, m, vocabulary) of the last `kept` tokens, all if 0; None if there are none."""
+    def kept(self, batch: Batch) -> int:
+        """Return how many of the last tokens of a batch have logits, 0 for all."""
+        return len(batch.positions) if self.predicts == "next" else 0
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model knows."""
+        config: Any = getattr(self.network, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return int(getattr(text, "vocab_size", None) or 1)
+
+    def forward(self, given: Mapping[str, torch.Tensor], kept: int = 0) -> torch.Tensor:
+        """Return the logits (b, m, vocabulary) of the last `kept` tokens, of all if 0."""
         few = {"use_cache": False, "logits_to_keep": kept}
         taken = inspect.signature(self.network.forward).parameters
-        made = self.network(**given, **{name: x for name, x in few.items() if name in taken})
-        logits: torch.Tensor | None = getattr(made, "logits", None) if self.predicts else None
-        return logits if logits is None else logits[:, -kept:]
+        logits: torch.Tensor = self.network(**given, **{name: x for name, x in few.items() if name in taken}).logits
+        return logits[:, -kept:]
 
-    def _batch(self, given: Mapping[str, torch.Tensor], logits: torch.Tensor | None) -> Batch | None:
-        """Return the sequences that tell what the model expects of a text."""
-        if logits is None:
-            return None
-        if self.predicts == "masked":
-            return masked(given["input_ids"], self.tokenizer)
-        ids = given["decoder_input_ids" if self.answers else "input_ids"][0]
-        positions = torch.arange(len(ids) - logits.shape[1], len(ids))
-        targets = torch.cat([ids[int(positions[0]) + 1 :].cpu(), torch.tensor([UNCOUNTED])])
-        return Batch(given, positions, torch.zeros_like(positions), targets)
+    def _masked(self, ids: torch.Tensor) -> Batch | None:
+        """Return masked sequences of a text, None if the model fills no masks, or the text is too long for that."""
+        few = 4 * self.vocabulary * ids.shape[1] * min(MASKED, ids.shape[1]) <= 4 * LOGITS
+        return masked(ids, self.tokenizer) if self.predicts == "masked" and few else None
+
+
+def next_tokens(given: Mapping[str, torch.Tensor], m: int) -> Batch:
+    """Return the sequence whose last m logits tell the next tokens."""
+    ids = given.get("decoder_input_ids", given["input_ids"])[0]
+    positions = torch.arange(len(ids) - m, len(ids))
+    targets = torch.cat([ids[len(ids) - m + 1 :].cpu(), torch.tensor([UNCOUNTED])])
+    return Batch(given, positions, torch.zeros_like(positions), targets)
 
 
 class LossesWithout:
@@ -260,27 +276,23 @@ class LossesWithout:
         assert batch is not None
         if self.loss is None:
             with recorded(self.model.network) as ends:
-                logits = self.model.forward(batch.given, self._kept)
+                logits = self.model.forward(batch.given, self.model.kept(batch))
             self._ends, self.loss = ends, _losses(_selected(logits, batch), batch)[0]
             return
         number, first = self._next()
         layer = self.layers[number]
         r, n = next(iter(batch.given.values())).shape
-        heads = range(first, min(first + max(1, TOKENS // (r * n)), len(layer.numbers)))
+        most = min(TOKENS // (r * n), LOGITS // (4 * r * len(batch.positions) * self.model.vocabulary))
+        heads = range(first, min(first + max(1, most), len(layer.numbers)))
         given = {name: x.repeat(len(heads), 1) for name, x in batch.given.items()}
         replaced = [(layer.numbers[head],) for head in heads for _ in range(r)]
         with (
             skipped(self.model.network, layer.name, self._ends, len(heads)),
             heads_replaced(self.model.network, layer.name, replaced, self.how),
         ):
-            logits = self.model.forward(given, self._kept)
+            logits = self.model.forward(given, self.model.kept(batch))
         found = _losses(_selected(logits, batch), batch)
         self.rows += [(number, head, loss) for head, loss in zip(heads, found, strict=True)]
-
-    @property
-    def _kept(self) -> int:
-        assert self.run.logits is not None
-        return len(self.run.logits) if self.model.predicts == "next" else 0
 
     def _next(self) -> tuple[int, int]:
         """Return the layer and the head to go on with."""
@@ -432,9 +444,8 @@ def _repeated(x: Any, times: int) -> Any:
     return x.repeat(times, *[1] * (x.ndim - 1)) if isinstance(x, torch.Tensor) and x.ndim else x
 
 
-def _selected(logits: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+def _selected(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Return the logits (times, m, vocabulary) of `times` repetitions of a batch."""
-    assert logits is not None
     r = next(iter(batch.given.values())).shape[0]
     of = logits.reshape(-1, r, *logits.shape[1:])
     return of[:, batch.rows, batch.positions - batch.positions[0]].float()

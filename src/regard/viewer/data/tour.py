@@ -74,7 +74,7 @@ def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick,
             steps.append(_composed(scene, name, first, previous, induction))
     if not scene.layers[picked.layer].lacks:
         steps.append(_unscaled(scene.layers[picked.layer].head(picked.head, b), first))
-    if scene.settings is not None and scene.layers[0].causal:
+    if scene.settings is not None and scene.settings.get("causal"):
         steps.append(
             TourStep(
                 "Without the mask",

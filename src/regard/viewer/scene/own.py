@@ -17,6 +17,8 @@ NOTHING_EXPECTED = (
     "AutoModelForMaskedLM load one"
 )
 
+TOO_LONG = "this text is too long to mask each of its tokens"
+
 
 class TextRunner:
     """A PyTorch model with its tokenizer that reads typed texts."""
@@ -45,10 +47,10 @@ class TextRunner:
         of = dict(zip(run.capture.numbers, run.capture.layers, strict=True))
         layers = tuple(_with_values(layer, run.values.get(layer.name), of[layer.number]) for layer in scene.layers)
         following: tuple[tuple[str, float], ...] = ()
-        if run.logits is not None and self.predicts == "next" and not self.model.answers:
+        if self.predicts == "next" and not self.model.answers:
             expected = self._expected(run, run.logits)
             following = expected.likeliest(expected.first + len(expected.logits) - 1)
-        predicts: Predicts = self.predicts if run.logits is not None and self._answers(scene, run) else ""
+        predicts: Predicts = self.predicts if run.batch is not None and self._answers(scene, run) else ""
         return replace(
             scene, layers=layers, runner=self, run=run, settings=settings, predicts=predicts, following=following
         )
@@ -56,13 +58,15 @@ class TextRunner:
     def _answers(self, scene: Scene, run: Any) -> bool:
         """Return True if a scene's queries are the tokens that the model predicts from: not those of an encoder."""
         given = run.batch.given.get("decoder_input_ids")
-        return given is None or scene.layers[0].cross or np.array_equal(given.cpu().numpy(), scene.ids)
+        if given is None or scene.layers[0].cross:
+            return True
+        return scene.ids is not None and np.array_equal(given.cpu().numpy(), scene.ids)
 
     def expected(self, scene: Scene, without: Heads = {}) -> Expected:  # noqa: B006  never written
         """Return what the model expects of the scene's text, without heads of one layer."""
         run = self._run(scene)
         if not without:
-            return self._expected(run, run.logits)
+            return self._expected(run, self.model.logits(run))
         ((layer, how),) = {(layer, how) for (layer, _), how in without.items()}
         of = scene.layers[layer]
         heads = [of.numbers[head] for _, head in without]
@@ -84,8 +88,8 @@ class TextRunner:
         return {"text": scene.settings["text"] + self.model.continuation(run, drawn)}
 
     def _run(self, scene: Scene) -> Any:
-        if scene.run.logits is None:
-            raise ValueError(NOTHING_EXPECTED)
+        if scene.run.batch is None:
+            raise ValueError(NOTHING_EXPECTED if not self.predicts else TOO_LONG)
         return scene.run
 
     def _expected(self, run: Any, logits: np.ndarray[Any, Any]) -> Expected:
