@@ -78,8 +78,8 @@ LAZY = {
     "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
     "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
     "regard.viewer.looking": (
-        "core.tensors interpret.capture.captured viewer.scene.sources viewer.serve.answers viewer.serve.notebook "
-        "viewer.scene.weights viewer.scene.words viewer.serve.saving viewer.serve.server",
+        "core.tensors interpret.capture.captured viewer.scene.own viewer.scene.sources viewer.serve.answers "
+        "viewer.serve.notebook viewer.scene.weights viewer.scene.words viewer.serve.saving viewer.serve.server",
         "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
     ),
     "regard.viewer.serve.kernels": ("engines.cpu.wasm.module engines.cpu.wasm.product", COMPILER),

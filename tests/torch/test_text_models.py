@@ -10,31 +10,21 @@ import torch
 
 from regard.viewer.scene.own import TextRunner
 from regard.viewer.serve.answers import Answers
-from small_models import DECODER, MODELS, VOCABULARY, Model, transformers
+from small_models import DECODER, MODELS, Model, transformers
+from torch_tokenizers import MASK, words
 
 KINDS = MODELS | {"bfloat16": Model("LlamaForCausalLM", "LlamaConfig", DECODER, torch.bfloat16)}
 NAMES = ["gpt2", "mistral", "gemma3", "gpt_oss", "bert", "t5", "bfloat16"]
 OUTPUT = ("attn.c_proj", "self_attn.o_proj", "attention.output.dense", "SelfAttention.o", "EncDecAttention.o")
 """Modules that read the outputs of all heads, side by side."""
 
-MASK = VOCABULARY - 1
 TEXT = "w5 w9 w21 w5 w9 w40 w33 w21"
-
-
-def tokenizer() -> Any:
-    """The words w1 to w59; id 60 masks one."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    made = Tokenizer(models.WordLevel({"[PAD]": 0, "[MASK]": MASK} | {f"w{n}": n for n in range(1, MASK)}, "[PAD]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.decoder = decoders.Fuse()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", pad_token="[PAD]")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def model(request: pytest.FixtureRequest) -> tuple[Any, TextRunner]:
     network = KINDS[request.param].build()
-    return network, TextRunner(network, tokenizer())
+    return network, TextRunner(network, words())
 
 
 def logits(network: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -134,7 +124,7 @@ def test_the_page_types_and_continues(model: tuple[Any, TextRunner]) -> None:
 
 def test_a_run_ends_at_the_next_layer() -> None:
     network = KINDS["mistral"].build()
-    runner = TextRunner(network, tokenizer())
+    runner = TextRunner(network, words())
     told = []
 
     def progress(stage: str) -> None:
@@ -158,7 +148,7 @@ def test_a_run_ends_at_the_next_layer() -> None:
 def test_models_that_predict_nothing() -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**DECODER)
-    runner = TextRunner(transformers.LlamaModel(config).eval(), tokenizer())
+    runner = TextRunner(transformers.LlamaModel(config).eval(), words())
     (scene,) = runner.scenes({"text": TEXT})
     assert scene.following == ()
     answers = Answers([scene], patience=None)
@@ -179,6 +169,6 @@ def test_models_that_predict_nothing() -> None:
     ],
 )
 def test_texts_that_cannot_be_read(body: Any, sentence: str) -> None:
-    answers = Answers(TextRunner(KINDS["mistral"].build(), tokenizer()).scenes({"text": TEXT}), patience=None)
+    answers = Answers(TextRunner(KINDS["mistral"].build(), words()).scenes({"text": TEXT}), patience=None)
     found = answers.post("model/run", body)
     assert (found.status, found.content) == (422, {"error": sentence})

@@ -181,12 +181,12 @@ def test_typing(client: TestClient) -> None:
         (b"\xff", "application/json", 400, "a question must be UTF-8"),
         (b"{", "application/json", 400, "Expecting property name"),
         (b" " * (LARGEST_BODY + 1), "application/json", 400, f"a question may have {LARGEST_BODY} bytes at most"),
-        (b"null", "application/json", 422, "settings must be a JSON object with text, temperature, scaled and causal"),
+        (b"null", "application/json", 422, "settings must be a JSON object with text, temperature, scaled, causal"),
         (b"[" * 100_000, "application/json", 400, "a question must not be nested so deeply"),
         (b"[" * 100_000 + b"]" * 100_000, "application/json", 400, "a question must not be nested so deeply"),
         (b'{"temperature": ' + b"9" * 5000 + b"}", "application/json", 400, "a number must have 18 digits at most"),
         (b'{"text": "\\ud800"}', "application/json", 422, "text must be Unicode: character 0 is half of a surrogate"),
-        (b"3", "application/json", 422, "settings must be a JSON object with text, temperature, scaled and causal"),
+        (b"3", "application/json", 422, "settings must be a JSON object with text, temperature, scaled, causal"),
     ],
 )
 def test_bodies_that_cannot_be_read(client: TestClient, content: bytes, kind: str, status: int, sentence: str) -> None:

@@ -1,6 +1,7 @@
 import type { More, Scene, Settings } from "../data";
 import { h, tick } from "../dom";
 import { figure, printable } from "../numbers/format";
+import { powerSlider } from "./powerslider";
 import { Refused } from "../source/source";
 
 /** A pause in typing after which the text is run, at most. */
@@ -141,20 +142,14 @@ const newStage = (): string => `typing-${Math.random().toString(36).slice(2)}`;
 /** Settings of the attention of every layer. */
 class Turns {
   readonly elements: HTMLElement[];
-  private readonly temperature: HTMLInputElement;
-  private readonly shown = h("output", {});
+  private readonly temperature: HTMLElement;
   private readonly ticks: HTMLElement[];
 
   constructor(settings: Settings, turn: (part: Partial<Settings>, whole: boolean) => void) {
-    const value = (): number => Number((10 ** Number(this.temperature.value)).toPrecision(2));
-    this.temperature = h("input", {
-      type: "range",
-      min: -1,
-      max: 1,
-      step: 0.05,
-      input: () => turn({ temperature: value() }, false),
-      change: () => turn({ temperature: value() }, true),
-    });
+    this.temperature = powerSlider("Temperature", [-1, 1, 0.05], settings.temperature ?? 1, (temperature) =>
+      turn({ temperature }, false),
+    );
+    this.temperature.addEventListener("change", () => turn({}, true));
     const back = { temperature: 1, scaled: true, causal: true };
     this.ticks = [
       tick(
@@ -171,15 +166,15 @@ class Turns {
       ),
     ];
     this.elements = [
-      h("label", { class: "field" }, h("span", {}, "Temperature"), this.temperature, this.shown),
+      this.temperature,
       ...this.ticks,
       h("button", { type: "button", click: () => turn(back, true) }, "As trained"),
     ];
   }
 
   show({ temperature = 1, scaled = true, causal = true }: Settings): void {
-    this.temperature.value = String(Math.log10(temperature));
-    this.shown.textContent = figure(temperature);
+    (this.temperature.querySelector("input") as HTMLInputElement).value = String(Math.log10(temperature));
+    (this.temperature.querySelector("output") as HTMLElement).textContent = figure(temperature);
     const boxes = this.ticks.map((one) => one.querySelector("input") as HTMLInputElement);
     [boxes[0].checked, boxes[1].checked] = [scaled, causal];
   }

@@ -333,7 +333,7 @@ def heads_replaced(
     zeros, or by the mean of the head's own outputs over all positions.
     """
     name, _, times = layer.partition("#")
-    inside = Inside(network.get_submodule(name if name in dict(network.named_modules()) else ""), int(times or 1))
+    inside = ModuleCall(network.get_submodule(name if name in dict(network.named_modules()) else ""), int(times or 1))
 
     def attention(*args: Any, **options: Any) -> Any:
         made = adapter.attention(*args, **options)
@@ -355,7 +355,7 @@ def heads_replaced(
         yield
 
 
-class Inside:
+class ModuleCall:
     """Tells whether a module runs for the nth time in a forward."""
 
     def __init__(self, module: nn.Module, nth: int):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.viewer.scene.running import LISTED, Expected, LossesWithout, Predicts
+from regard.viewer.scene.running import LISTED, Expected, HeadLosses, Predicts
 from regard.viewer.scene.scenes import Array
 
 
@@ -38,7 +38,7 @@ def odds(before: Expected, after: Expected, i: int) -> tuple[Odds, ...]:
     )
 
 
-def described_losses(losses: LossesWithout) -> dict[str, Any]:
+def described_losses(losses: HeadLosses) -> dict[str, Any]:
     """Return the losses so far as JSON."""
     rows = [{"layer": layer, "head": head, "loss": loss} for layer, head, loss in losses.rows]
     return {"loss": losses.loss, "rows": rows, "done": round(len(rows) / losses.total, 3)}

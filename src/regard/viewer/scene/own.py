@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.loaders import loaders
 from regard.ops.normalization import problem_from
-from regard.viewer.scene.running import Expected, Heads, LossesWithout, Predicts, Progress, Replacement, Settings
+from regard.viewer.scene.running import Expected, Heads, HeadLosses, Predicts, Progress, Replacement, Settings
 from regard.viewer.scene.scenes import Scene, SceneLayer
 from regard.viewer.scene.sources import captured
 
@@ -72,11 +72,11 @@ class TextRunner:
         heads = [of.numbers[head] for _, head in without]
         return self._expected(run, self.model.without(run, of.name, heads, how))
 
-    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True) -> LossesWithout:
+    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True) -> HeadLosses:
         """Return the losses of the scene's text without each of its heads, none computed yet."""
         run = self._run(scene)
         names = [layer.name for layer in scene.layers]
-        losses: LossesWithout = loaders["torch.running"]().LossesWithout(self.model, run, names, how, wanted)
+        losses: HeadLosses = loaders["torch.running"]().LossesWithout(self.model, run, names, how, wanted)
         return losses
 
     def continued(self, scene: Scene, drawn: bool) -> Settings:

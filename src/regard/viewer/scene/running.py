@@ -67,7 +67,7 @@ class Expected:
         return np.where(self.targets < 0, np.nan, losses)
 
 
-class LossesWithout(Protocol):
+class HeadLosses(Protocol):
     """The mean loss of a text without each head in turn, computed some heads at a time.
 
     loss: with all heads, None before the first step. rows: (layer, head, loss). total: the number of heads. error: what
@@ -114,7 +114,7 @@ class Runner(Protocol):
         Raises ValueError for a model that predicts no tokens.
         """
 
-    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = ...) -> LossesWithout:
+    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = ...) -> HeadLosses:
         """Return the losses of the scene's text without each of its heads, none computed yet.
 
         wanted: a step is given up, to be made again, once this is False.

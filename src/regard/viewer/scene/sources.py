@@ -138,11 +138,9 @@ class ExampleRunner:
         ids, options = _arguments(scene)
         return _expected(self.model.run(ids, ablate=without, **options))
 
-    def losses(
-        self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True
-    ) -> "ExampleLossesWithout":
+    def losses(self, scene: Scene, how: Replacement, wanted: Callable[[], bool] = lambda: True) -> "ExampleLosses":
         """Return the losses of the scene's text without each of its heads, none computed yet."""
-        return ExampleLossesWithout(self.model, scene, how)
+        return ExampleLosses(self.model, scene, how)
 
     def continued(self, scene: Scene, drawn: bool) -> Mapping[str, Any]:
         """Return the settings of a run on the scene's text and one more byte, of those that can be printed."""
@@ -153,7 +151,7 @@ class ExampleRunner:
         return {**scene.settings, "text": scene.settings["text"] + chr(byte)}
 
 
-class ExampleLossesWithout:
+class ExampleLosses:
     """The mean loss of a text of the example model without each head in turn, one at a time."""
 
     def __init__(self, model: ExampleModel, scene: Scene, how: Replacement):

@@ -80,6 +80,7 @@ class Registry:
         self._typed = 0
         self._waiting = 0
         self._latest: dict[str | None, Run] = {}  # by the stage to replace, while runs wait
+        self._leaving: dict[str, Scene] = {}  # dropped by the last run: a page may still ask about them
         self._stages: dict[str, Run] = {}  # the last run of each stage that replaced one
         for scene in scenes:
             self._scenes[self._new_name(scene)] = scene
@@ -100,7 +101,7 @@ class Registry:
 
         Raises `Refused` if there is none with this id.
         """
-        scene = self._scenes.get(name)
+        scene = self._scenes.get(name) or self._leaving.get(name)
         if scene is None:
             typed = re.fullmatch(r"(example|model)(-\d+)?", name)
             gone = "it was given up for later ones; run it again" if typed else "see scenes"
@@ -117,7 +118,7 @@ class Registry:
         return self._waiting > 0
 
     def run(self, run: Run) -> tuple[str, Scene, list[str]]:
-        """Return the scene of a run with its id, and the ids of scenes that were dropped for it.
+        """Return the scene of a run with its id, and the ids of scenes that no page asks about any more.
 
         Runs go one at a time, the latest first. Equal runs are one. A run is refused once a later one replaces the same
         scene, before the model runs if it still waits.
@@ -161,8 +162,11 @@ class Registry:
         return next((found for found in of if found[1].part == run.part), of[0] if of else None)
 
     def _trim(self, run: Run) -> list[str]:
-        """Drop the scenes of the stage that a run replaces, and the oldest typed ones beyond the limit."""
-        dropped = []
+        """Drop the scenes of the stage that a run replaces, and the oldest typed ones beyond the limit.
+
+        Return the ids of those that the run before dropped.
+        """
+        dropped = list(self._leaving)
         with self._lock:
             stage = self._stages.get(run.replaces or "")
             replaced = {
@@ -174,12 +178,12 @@ class Registry:
                 self._stages[run.replaces] = run
             typed = {name: scene.nbytes for name, scene in self._scenes.items() if name not in self.given}
             nbytes = sum(typed.values())
+            self._leaving = {}
             leaving = [name for name in typed if name != run.keeps and not run.made(self._scenes[name])]
             for name in sorted(leaving, key=lambda name: name not in replaced):
                 if name in replaced or nbytes > self._kept:
-                    dropped.append(name)
                     nbytes -= typed[name]
-                    del self._scenes[name]
+                    self._leaving[name] = self._scenes.pop(name)
         return dropped
 
     def _new_name(self, scene: Scene) -> str:

@@ -13,7 +13,7 @@ from regard.runtime.forks import renewed
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Question, Refused
 from regard.viewer.data.scores import layer_scores
-from regard.viewer.scene.running import Expected, Heads, LossesWithout, Replacement
+from regard.viewer.scene.running import Expected, Heads, HeadLosses, Replacement
 from regard.viewer.scene.scenes import Array, Head
 from regard.viewer.serve.registry import Registry
 from regard.viewer.serve.store import Grower, Store, Worker
@@ -124,13 +124,13 @@ class Results:
 
         return self.cached("scores", (at.name, "expected", *without.items()), compute, lambda x: x.nbytes)
 
-    def losses(self, at: Question, how: Replacement) -> LossesWithout:
+    def losses(self, at: Question, how: Replacement) -> HeadLosses:
         """Return the losses of a text without each head so far; each request lets them grow."""
         key = (at.name, "losses", how)
         runner = at.scene.runner
         assert runner is not None
         with self._lock:
-            losses: LossesWithout | None = self.store.get(key)
+            losses: HeadLosses | None = self.store.get(key)
             if losses is None:
                 try:
                     losses = runner.losses(at.scene, how, lambda: not self.registry.running)
