@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.loaders import loaders
 from regard.ops.normalization import problem_from
-from regard.viewer.scene.running import Expected, Heads, HeadLosses, Predicts, Progress, Replacement, Settings
+from regard.viewer.scene.running import Expected, HeadLosses, Heads, Predicts, Progress, Replacement, Settings
 from regard.viewer.scene.scenes import Scene, SceneLayer
 from regard.viewer.scene.sources import captured
 

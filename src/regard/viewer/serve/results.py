@@ -13,7 +13,7 @@ from regard.runtime.forks import renewed
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Question, Refused
 from regard.viewer.data.scores import layer_scores
-from regard.viewer.scene.running import Expected, Heads, HeadLosses, Replacement
+from regard.viewer.scene.running import Expected, HeadLosses, Heads, Replacement
 from regard.viewer.scene.scenes import Array, Head
 from regard.viewer.serve.registry import Registry
 from regard.viewer.serve.store import Grower, Store, Worker
