@@ -128,7 +128,7 @@ def test_a_run_ends_at_the_next_layer() -> None:
     told = []
 
     def progress(stage: str) -> None:
-        told.append(stage)
+        told.append(str(stage))
         raise InterruptedError
 
     with pytest.raises(InterruptedError):

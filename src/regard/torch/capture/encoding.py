@@ -26,11 +26,16 @@ def encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]
     return np.array([ids], np.int64), labels
 
 
-def check_length(ids: np.ndarray[Any, Any], config: Any, model: str = "the model") -> None:
-    """Raise ValueError for more tokens (1, n) than a model reads."""
+def longest(config: Any) -> int | None:
+    """Return the maximum number of tokens that a model reads, None if it has none."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     names = ("max_position_embeddings", "n_positions", "max_source_positions")
     sizes = [getattr(text, name, None) for name in names]
-    most = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    return next((size for size in sizes if isinstance(size, int) and size > 0), None)
+
+
+def check_length(ids: np.ndarray[Any, Any], config: Any, model: str = "the model") -> None:
+    """Raise ValueError for more tokens (1, n) than a model reads."""
+    most = longest(config)
     if most is not None and ids.shape[-1] > most:
         raise ValueError(f"text is too long: {ids.shape[-1]:,} tokens, and {model} reads at most {most:,}")

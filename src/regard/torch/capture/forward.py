@@ -28,7 +28,7 @@ def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = la
     layer, with the time left.
     """
     generates = getattr(network, "can_generate", lambda: False)()
-    with torch.no_grad(), layers_reported(network, progress), _on_tokens_alone(network):
+    with torch.no_grad(), layers_reported(network, progress), on_tokens_alone(network):
         if generates and getattr(getattr(network, "config", None), "is_encoder_decoder", False):
             network.generate(**given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
             return
@@ -38,7 +38,7 @@ def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = la
 
 
 @contextmanager
-def _on_tokens_alone(network: nn.Module) -> Iterator[None]:
+def on_tokens_alone(network: nn.Module) -> Iterator[None]:
     """Raise ValueError where a model fails, as one does that reads pictures too."""
     try:
         yield

@@ -16,7 +16,7 @@ import torch
 from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
 from regard.runtime.progress import Stage
-from regard.torch.capture.encoding import check_length, encoded
+from regard.torch.capture.encoding import check_length, encoded, longest
 from regard.torch.capture.forward import attend
 from regard.torch.capture.recorder import pieces
 
@@ -105,8 +105,8 @@ def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
     size = getattr(config.get_text_config(), "vocab_size", None)
     if not size:
         raise ValueError("this model reads no tokens, so there is no text to look at it with")
-    longest = _longest(config)
-    ids = repeated_tokens(size, length=25 if longest is None else max(1, min(25, (longest - 1) // 4)))
+    most = longest(config)
+    ids = repeated_tokens(size, length=25 if most is None else max(1, min(25, (most - 1) // 4)))
     first = getattr(config.get_text_config(), "bos_token_id", None)
     if isinstance(first, int) and first < size:
         ids = np.concatenate([[[first]], ids], axis=-1)

@@ -14,15 +14,16 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from regard.interpret.capture.captured import Capture
+from regard.runtime.progress import Stage
 from regard.torch import adapter
 from regard.torch.capture.encoding import check_length, encoded
-from regard.torch.capture.forward import ANSWER, layers_of, layers_reported, without_logits
+from regard.torch.capture.forward import ANSWER, layers_of, layers_reported, on_tokens_alone, without_logits
 from regard.torch.capture.recorder import capture, pieces
 from regard.torch.capture.switched import SdpaMode, on_regard
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Replacement = Literal["zero", "mean"]
-Progress = Callable[[str], object]
+Progress = Callable[[Stage], object]
 
 LOGITS = 128 * 2**20
 """Bytes of logits of one forward, at most. Of longer texts only the last tokens have any."""
@@ -107,6 +108,7 @@ class TextModel:
             with (
                 capture(self.network, tokenizer=lambda row: self._labels(row, shown), values=values) as seen,
                 layers_reported(self.network, progress),
+                on_tokens_alone(self.network),
             ):
                 if self.predicts != "next":
                     without_logits(self.network)(**given)
@@ -267,7 +269,7 @@ class LossesWithout:
         if self.whole:
             self._ends.clear()
 
-    def _check(self, stage: str) -> None:
+    def _check(self, stage: Stage) -> None:
         if not self.wanted():
             raise _Unwanted
 

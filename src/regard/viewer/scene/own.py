@@ -44,8 +44,8 @@ class TextRunner:
 
     def _scene(self, scene: Scene, run: Any, settings: Settings) -> Scene:
         """Add values to the layers of a captured scene, and what comes next to the scene."""
-        of = dict(zip(run.capture.numbers, run.capture.layers, strict=True))
-        layers = tuple(_with_values(layer, run.values.get(layer.name), of[layer.number]) for layer in scene.layers)
+        of = {layer.name: layer for layer in run.capture.layers}
+        layers = tuple(_with_values(layer, run.values.get(layer.name), of[layer.name]) for layer in scene.layers)
         following: tuple[tuple[str, float], ...] = ()
         if self.predicts == "next" and not self.model.answers:
             expected = self._expected(run, run.logits)

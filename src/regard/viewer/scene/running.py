@@ -14,7 +14,7 @@ Predicts = Literal["next", "masked", ""]
 Replacement = Literal["zero", "mean"]
 Heads = Mapping[tuple[int, int], Replacement]
 Settings = Mapping[str, Any]
-Progress = Callable[[str], object]
+Progress = Callable[[Any], object]
 
 LISTED = 5
 """Likeliest tokens that are listed."""
