@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from regard.interpret.capture.captured import Capture
+from regard.runtime.forks import renewed
 from regard.runtime.progress import Stage
 from regard.torch import adapter
 from regard.torch.capture.encoding import check_length, encoded
@@ -82,7 +83,7 @@ class TextModel:
 
     def __init__(self, network: nn.Module, tokenizer: Any):
         self.network, self.tokenizer = network, tokenizer
-        self.lock = threading.RLock()
+        self.lock = renewed(self, "lock", threading.RLock)
         self.answers = bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
         generates = getattr(network, "can_generate", lambda: False)()
         masked = (
