@@ -154,9 +154,9 @@ def test_a_long_map_is_seen_while_it_is_computed(
     page = tab.open("view=map&scene=arrays-3&i=19000&j=18000")
     shown = page.wait_for_selector(".readout output").get_attribute("data-weight")  # waits for no pass
     assert np.float32(shown) == weights(arrays["arrays-3"], slice(19_000, 19_001), slice(18_000, 18_001))[0, 0, 0]
-    page.wait_for_function("() => document.querySelector('.legend').innerText.includes('computed, 0%')")
+    page.wait_for_function("() => document.querySelector('.legend').innerText.includes('computed, 0 %')")
     go.release()  # the first queries
-    page.wait_for_function("() => /computed, [1-9]+%/.test(document.querySelector('.legend').innerText)")
+    page.wait_for_function("() => /computed, [1-9]+ %/.test(document.querySelector('.legend').innerText)")
     page.wait_for_timeout(500)
     half = picture_of(page)
     stripes = [[0xDE, 0xE1, 0xE4], [0xC9, 0xCE, 0xD2]]

@@ -59,7 +59,7 @@ def test_a_saved_page_with_a_model_reads_what_is_typed(tab: Tab, tmp_path: Path)
     page = tab.open("view=overview", file.as_uri())
     page.get_by_role("button", name="Type your own text").click()
     page.get_by_role("textbox", name="Your text").fill("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br")
-    page.locator(".following", has_text="next: i 98.").wait_for()
+    page.locator(".following", has_text="next: i 98 %").wait_for()
     for view, sign in READY.items():
         page.locator(f"nav [data-view={view}]").click()
         page.wait_for_selector(sign)
