@@ -264,7 +264,7 @@ from regard.cli import main
 from regard.interpret import inputs
 from regard.runtime.progress import Stage
 
-def model(name, text, progress, dtype=None):
+def running(name, progress, dtype=None):
     progress(Stage("layer", 3, 9, 11.7))
     if sys.stdin.readline() == "fail\\n":
         raise ValueError("it has no layers")
@@ -272,7 +272,7 @@ def model(name, text, progress, dtype=None):
         sum(range(10**6))
 
 inputs.require_local = lambda name: None
-inputs.model = model
+inputs.running = running
 sys.exit(main(["look", "--model", "m", "--text", "abab", "--no-open"]))
 """
 """The command with a model that reports a layer, then fails or computes for ever."""

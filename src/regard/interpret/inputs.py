@@ -89,6 +89,17 @@ def model(name: str, given: str | None, progress: Callable[[Stage], object], dty
     return seen
 
 
+def running(name: str, progress: Callable[[Stage], object], dtype: str | None = None) -> tuple[Any, Any]:
+    """Load a model of transformers and its tokenizer, to run it on typed texts.
+
+    dtype: in which it runs, by default that of its files. Raises ValueError if it does not exist, or has no tokenizer.
+    """
+    require_local(name)
+    progress(Stage("loading PyTorch and transformers"))
+    loaded: tuple[Any, Any] = loaders["torch.pretrained"]().load(name, dtype or "auto", progress)
+    return loaded
+
+
 def require_local(name: str) -> None:
     """Raise ValueError for a model that is not on this machine, and without PyTorch and transformers.
 

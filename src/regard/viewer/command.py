@@ -12,6 +12,7 @@ from rich.console import Console
 from regard.interpret import inputs
 from regard.rules import Mask
 from regard.viewer.scene import sources, words
+from regard.viewer.scene.own import TextRunner
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.weights import weights
 from regard.viewer.serve import saving
@@ -76,12 +77,7 @@ def _serve(
     def prepare(tell: Progress) -> Answers:
         with shown:
             report = shown.enter_context(progress)
-            named = (text, arguments.capture, arguments.model, arguments.arrays)
-            scenes = (
-                words.page(report)
-                if named == (None,) * 4
-                else _scenes(arguments, text, mask, lambda stage: (report(stage), tell(stage)))
-            )
+            scenes = _of_page(arguments, text, mask, lambda stage: (report(stage), tell(stage)))
         if arguments.sequence is not None:
             scenes = [saving.single(scenes, _number(arguments.sequence))]
         scenes = sources.for_page(scenes)
@@ -109,6 +105,16 @@ def _serve(
     if interrupted:
         shown.close()
         _leave(0 if preparing is None or preparing.ready else 130)
+
+
+def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
+    """Return the scenes of a page: a model that is given a text stays, and reads those that are typed."""
+    if (text, arguments.capture, arguments.model, arguments.arrays) == (None,) * 4:
+        return words.page(progress)
+    if arguments.model is None or text is None:
+        return _scenes(arguments, text, mask, progress)
+    runner = TextRunner(*inputs.running(arguments.model, progress, arguments.dtype))
+    return runner.scenes({"text": text}, progress)
 
 
 def _leave(status: int) -> NoReturn:

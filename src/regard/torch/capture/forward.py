@@ -38,6 +38,20 @@ def attend(network: nn.Module, given: Mapping[str, Any], progress: Progress = la
 
 
 @contextmanager
+def attention_seen(network: nn.Module, name: str) -> Iterator[None]:
+    """Raise ValueError where a capture sees no attention. name: of the model, for users."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("no attention was seen"):
+            raise
+        raise ValueError(
+            f"the attention of {name} cannot be looked at: {type(network).__name__} computes it itself, without "
+            "transformers' attention interface, or has none"
+        ) from None
+
+
+@contextmanager
 def on_tokens_alone(network: nn.Module) -> Iterator[None]:
     """Raise ValueError where a model fails, as one does that reads pictures too."""
     try:

@@ -17,7 +17,7 @@ from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
 from regard.runtime.progress import Stage
 from regard.torch.capture.encoding import check_length, encoded, longest
-from regard.torch.capture.forward import attend
+from regard.torch.capture.forward import attend, attention_seen
 from regard.torch.capture.recorder import pieces
 
 try:
@@ -55,21 +55,31 @@ def read(
         kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
         network = _loaded(kind, model, "model", dtype=dtype).eval()
         progress(Stage(f"running the model on {ids.shape[-1]:,} tokens"))
-        try:
-            with capture(network, memory=memory, path=path) as seen:
-                attend(network, {"input_ids": torch.from_numpy(ids)}, progress)
-        except RuntimeError as error:
-            if not str(error).startswith("no attention was seen"):
-                raise
-            raise ValueError(
-                f"the attention of {model} cannot be looked at: {type(network).__name__} computes it itself, without "
-                "transformers' attention interface, or has none"
-            ) from None
+        with attention_seen(network, model), capture(network, memory=memory, path=path) as seen:
+            attend(network, {"input_ids": torch.from_numpy(ids)}, progress)
     for name, tokens in seen.tokens.items():
         assert tokens.ids is not None
         shown = labels if np.array_equal(tokens.ids, ids) else _pieces(tokenizer, tokens.ids[0].tolist())
         seen.tokens[name] = replace(tokens, labels=(tuple(shown),))
     return seen
+
+
+def load(model: str, dtype: str, progress: Callable[[Stage], object]) -> tuple[Any, Any]:
+    """Load a model with its head for words, if it has one, and its tokenizer.
+
+    model, dtype: as in `read`.
+    """
+    with _quiet():
+        config = _loaded(transformers.AutoConfig, model, "configuration")
+        _require_text(config, model)
+        tokenizer = _loaded(transformers.AutoTokenizer, model, "tokenizer")
+        progress(Stage("loading the model"))
+        name = next(iter(config.architectures or ()), "")
+        answers = bool(getattr(config, "is_encoder_decoder", False))
+        kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
+        if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM")):
+            kind = getattr(transformers, name, kind)
+        return _loaded(kind, model, "model", dtype=dtype).eval(), tokenizer
 
 
 def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:

@@ -18,7 +18,14 @@ from regard.runtime.forks import renewed
 from regard.runtime.progress import Stage
 from regard.torch import adapter
 from regard.torch.capture.encoding import check_length, encoded
-from regard.torch.capture.forward import ANSWER, layers_of, layers_reported, on_tokens_alone, without_logits
+from regard.torch.capture.forward import (
+    ANSWER,
+    attention_seen,
+    layers_of,
+    layers_reported,
+    on_tokens_alone,
+    without_logits,
+)
 from regard.torch.capture.recorder import capture, pieces
 from regard.torch.capture.switched import SdpaMode, on_regard
 
@@ -96,7 +103,7 @@ class TextModel:
 
         progress: is told each layer, and ends the run if it raises.
 
-        Raises ValueError for a text that is empty or too long, and RuntimeError where no attention is seen.
+        Raises ValueError for a text that is empty or too long, and where no attention is seen.
         """
         ids, labels = encoded(self.tokenizer, text)
         check_length(ids, getattr(self.network, "config", None))
@@ -107,6 +114,7 @@ class TextModel:
                 given["decoder_input_ids"] = self._answer(given)
             shown = {given["input_ids"].shape: labels}
             with (
+                attention_seen(self.network, "this model"),
                 capture(self.network, tokenizer=lambda row: self._labels(row, shown), values=values) as seen,
                 layers_reported(self.network, progress),
                 on_tokens_alone(self.network),
