@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(eq=False)
 class TextRun:
-    """What a model made of a text.
+    """Run of a model on a text.
 
     values: by layer, (b, h_kv, n_k, d_v). batch: None if the model predicts no tokens of this text. logits (m,
     vocabulary): None until they are computed.

@@ -1,4 +1,4 @@
-"""What a model expects without one head: the loss of a text, and odds of tokens."""
+"""Expectations of a model without one head: the loss of a text, and odds of tokens."""
 
 from dataclasses import dataclass
 from typing import Any

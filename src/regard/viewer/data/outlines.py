@@ -70,7 +70,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What a reader sees in a head's map.
+    """Shapes that a reader sees in a head's map.
 
     far: weights between words that are no neighbours, one for each of some keys: of the queries that look at the key
     nearly as much as any, the farthest. heavy: the keys of all such weights of at least `HEAVY`.

@@ -123,7 +123,7 @@ CLAIMS = {
     "heaviest": "{its} go to {from}.",
     "hidden": "No query sees a key.",
 }
-"""What is said of a shape in a head's map, by `outlines.Claim`.
+"""Sentences about a shape in a head's map, by `outlines.Claim`.
 
 {a} is one of `ARTICLES`, {shade} one of `SHADES`, {its} one of `HEAVIEST`.
 """

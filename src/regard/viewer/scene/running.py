@@ -25,7 +25,7 @@ LEAST = 0.005
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a model expects of the tokens of a text.
+    """Expectations of a model for the tokens of a text.
 
     logits (m, vocabulary): of the positions from `first` on. targets (m,): the token that is expected there, −1 where
     none follows. label: the piece of text of a token.

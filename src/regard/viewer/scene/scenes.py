@@ -160,7 +160,7 @@ class SceneLayer:
 
 
 class Opening(NamedTuple):
-    """What a scene opens on: a head by its place in the scene, a query and a key, and what is said of them."""
+    """First view of a scene: a head by its place, a query and a key, and the text about them."""
 
     layer: int
     head: int

@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What equal runs of the same stage have in common."""
+        """Equal for equal runs of the same stage."""
         return id(self.runner), tuple(sorted(self.settings.items())), self.part, self.replaces
 
     def made(self, scene: Scene) -> bool:

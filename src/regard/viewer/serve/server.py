@@ -43,7 +43,7 @@ HEADERS = {
 
 
 class Answering(Protocol):
-    """What a page is answered by: `Answers`, or what prepares them."""
+    """A responder to a page: `Answers`, or the thread that prepares them."""
 
     def along(self, route: routes.Route, named: Mapping[str, str], query: Query, body: Any = None) -> Answer: ...
     def close(self) -> None: ...
