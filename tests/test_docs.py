@@ -563,7 +563,8 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     first, second = blocks.nth(1), blocks.nth(2)  # after the figure
     built = second.locator(".cell_output").inner_text().strip()
     assert "0.57142857" in built
-    assert not [url for url in asked if "/run/" in url and not url.split("?")[0].endswith(("cells.js", "run.css"))]
+    light = ("cells.js", "run.css", "math.css", "math.woff2")
+    assert not [url for url in asked if "/run/" in url and not url.split("?")[0].endswith(light)]
 
     def ran(block: Any, how: str = "Done") -> str:
         block.locator(".run-status", has_text=how).wait_for()

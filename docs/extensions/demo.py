@@ -25,7 +25,9 @@ class DemoDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         text, caption = self.arguments[0], " ".join(self.content)
-        path = Path(os.environ[FOLDER], "demo")
+        # One for each page, which it leads back to: pages are read by several processes.
+        name = "demo" if self.env.docname == "index" else f"demo-{self.env.docname.replace('/', '-')}"
+        path = Path(os.environ[FOLDER], name)
         # In a process of its own: pages run in forks of this one, which starts no threads.
         command = [sys.executable, "-m", "regard", "look", text, "--save", str(path), "--with-model"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -34,7 +36,7 @@ class DemoDirective(SphinxDirective):
         html = html.replace(PLACE, f'{PLACE} data-state="type=true"', 1)  # with its editor open
         back = f'<p><a href="../{self.env.docname}.html">Back to the documentation of regard</a></p>'
         page.write_text(html.replace("<body>", f"<body>\n    {back}", 1), "utf-8")
-        place = "../" * self.env.docname.count("/") + "_islands/demo"
+        place = "../" * self.env.docname.count("/") + f"_islands/{name}"
         size = f"{page.stat().st_size / 1e6:.1f} MB"
         figure = (
             f'<figure class="demo"><a href="{place}.html"><img src="{place}.svg" alt="Heads of the model, and a map">'

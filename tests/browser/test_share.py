@@ -60,6 +60,7 @@ def test_a_link_leads_back_to_the_same_view(tab: Tab) -> None:
     page.wait_for_selector(READY["map"])
     page.locator("textarea").fill("né & 'one' <two> #3 né & 'one'")
     page.wait_for_function("() => location.hash.includes('text=')")
+    page.wait_for_function("() => document.querySelectorAll('.stage').length === 1")  # the view before gave way
     page.wait_for_timeout(300)
     page.locator(".stage").focus()
     page.keyboard.press("ArrowUp")
