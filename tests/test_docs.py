@@ -589,7 +589,7 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     write(second, "print(1)\nregard.attention(q, k[:, :3], v)")
     lines = ran(second, "Failed").splitlines()
     assert lines[0] == "1"
-    assert [line for line in lines if "File" in line] == ['  File "block 2", line 2, in <module>']
+    assert [line for line in lines if "File" in line] == ['  File "block 3", line 2, in <module>']
     assert lines[-1].startswith("ValueError: query and key must have the same")
     write(second, "while True: pass")
     second.locator(".run-status", has_text="Running").wait_for()

@@ -10,7 +10,7 @@ import torch
 
 from regard.viewer.scene.own import TextRunner
 from regard.viewer.serve.answers import Answers
-from small_models import DECODER, MODELS, Model, transformers
+from small_models import DECODER, MODELS, VOCABULARY, Model, transformers
 from torch_tokenizers import MASK, words
 
 KINDS = MODELS | {"bfloat16": Model("LlamaForCausalLM", "LlamaConfig", DECODER, torch.bfloat16)}
@@ -156,6 +156,18 @@ def test_models_that_predict_nothing() -> None:
     assert found.status == 422
     assert "this model predicts no tokens" in found.content["error"]  # type: ignore[index]
     assert answers.get("model/norms/0/1").content.shape == (8,)  # type: ignore[union-attr]
+
+
+def test_of_a_long_text_the_end_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.torch.capture import running
+
+    monkeypatch.setattr(running, "LOGITS", 3 * 4 * VOCABULARY)
+    answers = Answers(TextRunner(KINDS["mistral"].build(), words()).scenes({"text": TEXT}), patience=None)
+    assert answers.get("model/expected", {"i": "4"}).content == {"i": 4, "likeliest": [], "actual": None}
+    known = answers.get("model/expected", {"i": "5"}).content
+    assert known["actual"]["token"] == "w33"  # type: ignore[index]
+    refused = answers.get("model/ablation/0/0", {"i": "4"}).content
+    assert refused == {"error": "token must be a number from 5 to 7, got 4"}
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,15 @@ import type { Context } from "../views/view";
 import { expectsTitle } from "./findings";
 import { bar, nextBars } from "./tokenrow";
 
-/** What the model expects at query i, with a heading; empty where that is not known. */
-export async function expectedAt(context: Context, i: number, name: string): Promise<HTMLElement[]> {
-  const { data, scene, store } = context;
+/** What the model expects at query i of a scene, with a heading; empty where that is not known. */
+export async function expectedAt(context: Context, id: string, i: number, name: string): Promise<HTMLElement[]> {
+  const { data, scene } = context;
   if (!scene.editable || !scene.predicts) {
     const next = nextBars(context);
     return next ? [h("h2", {}, expectsTitle(context, i)), next] : [];
   }
-  const expected = await data.expected(store.state.scene, i).catch(() => null); // a long text: only its end is known
-  if (!expected) return [];
-  const { likeliest, actual } = expected;
+  const { likeliest, actual } = await data.expected(id, i);
+  if (!likeliest.length) return []; // of a long text only the end is known
   const stands = actual && !likeliest.some(({ token }) => token === actual.token) ? [...likeliest, actual] : likeliest;
   const lines = stands.map(({ token, probability }) => {
     const line = bar(

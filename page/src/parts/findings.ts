@@ -1,8 +1,8 @@
 /** What is said first of a head and a token: what the eye sees, where the token looks, what is expected next. */
 
-import type { Scene } from "../data";
+import type { HeadAt, Scene } from "../data";
 import type { ScaleName } from "../numbers/colour";
-import { headAt, headName, layerOf, sameTokens, type Context } from "../views/view";
+import { headName, layerOf, sameTokens, type Context } from "../views/view";
 import { expects, looks, saysOf } from "./sentences";
 
 /** Pairs in all heads up to which kinds are measured without being asked for: some ten seconds of work. */
@@ -17,17 +17,18 @@ export function areMeasured({ data, store, scene }: Context): boolean {
   return data.source.kind === "file" || pairsOf(scene) <= LONG || data.measured.has(store.state.scene);
 }
 
-/** The sentences on the chosen head, and on query i whose weights are given; of the last, what follows it. */
+/** The sentences on a head, and on query i whose weights are given; of the last, what follows it. */
 export async function sayings(
   context: Context,
+  at: HeadAt,
   weights: Float32Array,
   i: number,
   tokens: { query: readonly string[] | null; key: readonly string[] | null },
   scale: ScaleName,
 ): Promise<string[]> {
-  const { data, store, scene, words } = context;
-  const { layer, head } = headAt(store.state);
-  const [claims, finding] = await Promise.all([data.claims(store.state.scene, layer), data.finding(store.state.scene)]);
+  const { data, scene, words } = context;
+  const { layer, head } = at;
+  const [claims, finding] = await Promise.all([data.claims(at.scene, layer), data.finding(at.scene)]);
   if (finding.why && finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
   const { query, key } = tokens;
   return [

@@ -83,7 +83,7 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
   drawing.height = Math.max(drawing.height, end);
   const estimates = exact ? "" : " Small pictures are estimates from some of the queries.";
   drawing.caption(
-    `${(await sayings(context, weights, i, tokens, printed(store.state))).join(" ")} Above ${nameOfHead(context)} ${ofText(context)}, below ` +
+    `${(await sayings(context, at, weights, i, tokens, printed(store.state))).join(" ")} Above ${nameOfHead(context)} ${ofText(context)}, below ` +
       `every head: rows are queries, columns keys; colours go ${TONES[store.state.tone]}.${estimates}`,
   );
   return drawing;

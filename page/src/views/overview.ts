@@ -36,8 +36,8 @@ export const overviewView: MakeView = (context) => {
       const { i, j } = chosen(context);
       const [weights, norms] = await Promise.all([data.row(at, i), data.norms(at)]);
       const tokens = await rowTokens(context, weights, i, j);
-      const text = await sayings(context, weights, i, tokens, scaleName(store.state));
-      const next = await expectedAt(context, i, nameOf(tokens.query, i));
+      const text = await sayings(context, at, weights, i, tokens, scaleName(store.state));
+      const next = await expectedAt(context, at.scene, i, nameOf(tokens.query, i));
       if (!current()) return;
       said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), document.createTextNode(" ")]));
       const own = scene.layers[at.layer].cross ? null : i;

@@ -59,7 +59,9 @@ def described_runs(before: Expected, after: Expected, i: int, predicts: Predicts
 
 
 def described_expected(expected: Expected, i: int) -> dict[str, Any]:
-    """Return the likeliest tokens at position i, and the one of the text, as JSON."""
+    """Return the likeliest tokens at position i, and the one of the text, as JSON; none before the first position."""
+    if i < expected.first:
+        return {"i": i, "likeliest": [], "actual": None}
     shares, actual = expected.shares(i), expected.actual(i)
     of_text = None if actual is None else {"token": expected.label(actual), "probability": float(shares[actual])}
     likeliest = [{"token": token, "probability": share} for token, share in expected.likeliest(i)]

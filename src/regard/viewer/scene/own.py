@@ -49,7 +49,7 @@ class TextRunner:
         following: tuple[tuple[str, float], ...] = ()
         if self.predicts == "next" and not self.model.answers:
             expected = self._expected(run, run.logits)
-            following = expected.likeliest(expected.first + len(expected.logits) - 1)
+            following = expected.likeliest(expected.last)
         predicts: Predicts = self.predicts if run.batch is not None and self._answers(scene, run) else ""
         return replace(
             scene, layers=layers, runner=self, run=run, settings=settings, predicts=predicts, following=following

@@ -41,6 +41,11 @@ class Expected:
         """The memory of the logits."""
         return int(self.logits.nbytes)
 
+    @property
+    def last(self) -> int:
+        """The last position."""
+        return self.first + len(self.logits) - 1
+
     def shares(self, i: int) -> NDArray[np.float64]:
         """Return the probability of each token at position i."""
         logits = self.logits[i - self.first].astype(np.float64)

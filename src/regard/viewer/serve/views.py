@@ -296,15 +296,15 @@ def expected(results: Results, at: Question) -> Answer:
     """Answer the tokens that the model expects at a position."""
     _runner(at)
     known = results.expected(at)
-    return Answer(200, ablation.described_expected(known, _position(at, known)))
+    i = integer(at.query, "i", known.last, 0, known.last, "token")
+    return Answer(200, ablation.described_expected(known, i))
 
 
 def _position(at: Question, known: Expected) -> int:
     """Return the position asked for, by default the last."""
-    last = known.first + len(known.logits) - 1
     if not at.scene.predicts:  # an encoder's queries: the decoder's last token is meant
-        return last
-    return integer(at.query, "i", last, known.first, last, "token")
+        return known.last
+    return integer(at.query, "i", known.last, known.first, known.last, "token")
 
 
 def _runner(at: Question) -> Runner:
