@@ -111,6 +111,8 @@ class Cell implements Block {
 
   ended(how: End): void {
     this.status.textContent = { done: "Done", failed: "Failed", stopped: "Stopped" }[how];
+    const fold = how === "failed" ? this.code.closest("details") : null;
+    if (fold) fold.open = true; // a block that another one needs may be folded
   }
 
   update({ asked, loading }: State): void {
