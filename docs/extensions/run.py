@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,9 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import regard
+
+if sys.platform != "win32":
+    import fcntl
 
 SOURCE = Path(__file__).parents[2] / "page" / "python"
 FOLDER = "run"  # below the site's static files
@@ -66,9 +70,12 @@ def installed() -> Path:
     """Return the folder of packages that the lock names, installed if they are not."""
     packages, lock = SOURCE / "node_modules", SOURCE / "package-lock.json"
     made = packages / ".package-lock.json"
-    if not made.exists() or made.stat().st_mtime < lock.stat().st_mtime:
-        npm(*NPM_CI)
-        made.touch()
+    with lock.open() as file:
+        if sys.platform != "win32":
+            fcntl.flock(file, fcntl.LOCK_EX)  # two builds may begin at once
+        if not made.exists() or made.stat().st_mtime < lock.stat().st_mtime:
+            npm(*NPM_CI)
+            made.touch()
     return packages
 
 
