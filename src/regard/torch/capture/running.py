@@ -11,12 +11,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from regard.interpret.capture.captured import Capture
 from regard.runtime.forks import renewed
 from regard.runtime.progress import Stage
-from regard.torch import adapter
+from regard.torch import adapter, modes
 from regard.torch.capture.encoding import check_length, encoded
 from regard.torch.capture.forward import (
     ANSWER,
@@ -442,7 +441,7 @@ def skipped(network: nn.Module, layer: str, ends: Mapping[nn.Module, Any], times
     before = list(ends)
     before = before[: next((n for n, module in enumerate(before) if module in of), 0)]
     for module in before:
-        made = tree_map(lambda x: _repeated(x, times), ends[module])
+        made = modes.map_tensors(torch.Tensor, lambda x: _repeated(x, times), ends[module])
         module.forward = lambda *args, _made=made, **options: _made
     try:
         yield
@@ -451,8 +450,8 @@ def skipped(network: nn.Module, layer: str, ends: Mapping[nn.Module, Any], times
             del module.forward
 
 
-def _repeated(x: Any, times: int) -> Any:
-    return x.repeat(times, *[1] * (x.ndim - 1)) if isinstance(x, torch.Tensor) and x.ndim else x
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.repeat(times, *[1] * (x.ndim - 1)) if x.ndim else x
 
 
 def _selected(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
