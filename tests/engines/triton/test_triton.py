@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from regard.core import tensors as arrays  # noqa: E402
 from regard.engines import triton as engine  # noqa: E402
 from regard.engines.triton.kernels import forward  # noqa: E402
-from regard.engines.triton.launch import forward_launch  # noqa: E402
+from regard.engines.triton.launch import forward_launch, launching  # noqa: E402
 from regard.ops.normalization import problem_from  # noqa: E402
 
 HOST = arrays.HostMemory
@@ -159,8 +159,23 @@ def test_the_engine_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if not torch.cuda.is_available():
         assert engine.state.__wrapped__() == ("no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    assert engine.state.__wrapped__() == (
+        "Triton 3.6.0 compiles no function that returns None: pip install 'triton>=3.8'"
+    )
+    monkeypatch.setattr("triton.__version__", "3.10.1")
+    assert engine.state.__wrapped__() is None
     monkeypatch.setattr(engine, "find_spec", lambda name: None if name == "triton" else object())
     assert engine.state.__wrapped__() == "triton is missing: pip install triton"
+
+
+def test_an_empty_array_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher of a device refuses addresses of the host, and of arrays without entries there are no others."""
+    monkeypatch.setattr(launching, "INTERPRETED", False)
+    x = np.zeros((2, 3), np.float32)
+    assert launching.pointer(x[:, :0]).data_ptr() == 0
+    assert launching.pointer(x).data_ptr() == x.ctypes.data
 
 
 def test_host_arrays_are_never_left_to_it(interpreted: None) -> None:

@@ -23,6 +23,7 @@ NAME = "triton"
 ABOUT = "kernels for NVIDIA GPUs, O(n) memory"
 DEVICES, NAMED_ONLY, SKIPS_TILES = True, False, True
 WIDEST = 256
+LEAST = (3, 8)  # the first Triton that compiles the kernels
 
 
 def interpreted() -> bool:
@@ -39,9 +40,13 @@ def state() -> str | None:
         return None
     import torch
 
-    return (
-        None if torch.cuda.is_available() else "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)"
-    )
+    if not torch.cuda.is_available():
+        return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)"
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < LEAST:
+        return f"Triton {triton.__version__} compiles no function that returns None: pip install 'triton>=3.8'"
+    return None
 
 
 def supports(p: Problem) -> str | None:

@@ -36,7 +36,8 @@ class DevicePointer:
 def pointer(x: Array) -> Any:
     address, dtype = x.__array_interface__["data"][0], TORCH[x.dtype]
     if not INTERPRETED:
-        return DevicePointer(address, dtype, x)
+        # The launcher refuses an address outside of the device, even of an array without entries.
+        return DevicePointer(address if x.size else 0, dtype, x)
     if not x.size:
         return torch.empty(1, dtype=dtype)
     # The interpreter takes tensors alone; this one has the address and a single element.
