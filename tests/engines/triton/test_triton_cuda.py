@@ -120,7 +120,7 @@ def test_a_call_and_its_derivatives_reach_the_device(
     assert (out.device, out.dtype, out.shape) == (CUDA, torch.bfloat16, q.shape)
     assert (seen.lse.device, seen.lse.dtype, seen.lse.shape) == (CUDA, torch.float32, q.shape[:-1])
     launch = cuda.launches[0][1]
-    assert launch.options == {"num_warps": 4, "num_stages": 3}
+    assert launch.options == {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     assert launch.grid == (3 * 8, 1)
     assert launch.arguments[0].q[1:] == ((300 * 256,), 64, 256, 1)
 

@@ -196,7 +196,7 @@ def test_cuts_that_take_too_much_memory(on_device: pytest.MonkeyPatch) -> None:
     small = Timed(times)
     for _ in range(2):
         chosen("query", work(), small.make).run()
-    first = [TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 1), TileConfig(32, 64, 4, 1)]
+    first = [*(TileConfig(64, 64, 4, stages) for stages in (3, 2, 1)), TileConfig(32, 64, 4, 1)]
     assert tried == [*first, first[-1]]
     with pytest.raises(triton.runtime.errors.OutOfResources):
         chosen("query", work(dtype=np.float64), Timed(lambda config: None).make).run()

@@ -221,5 +221,6 @@ class Work:
     def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, config: TileConfig, **forms: Any) -> Launch:
         whole = (forms["F"].M, forms["F"].N) == (config.M, config.N)
         warps = config.warps if whole else min(config.warps, 4)
-        options = {"num_warps": warps, "num_stages": config.stages}
+        # Contraction is asked for by name: from Triton 3.10 on it is no default.
+        options = {"num_warps": warps, "num_stages": config.stages, "enable_fp_fusion": True}
         return Launch(kernel, grid, (self.arrays, self.rules, self.call, results), forms, options)

@@ -43,8 +43,7 @@ class DeviceTarget(NamedTuple):
 
 
 ON_INTERPRETER = TileConfig(64, 64, 4, 2)  # there an operation costs the same at any size
-# By bytes of an element and features of a head. Of forward in 16 bits they are what FlexAttention of PyTorch 2.13
-# begins with, which was tuned on devices; N is half of its 128 where rules, biases and sums of entropy take registers.
+# By bytes of an element and features of a head. In 16 bits they were the fastest on an H100 (docs/lab/triton.md).
 TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
     "forward": {
         2: {64: TileConfig(128, 64, 4, 3), 128: TileConfig(128, 64, 8, 3), 256: TileConfig(64, 32, 4, 3)},
@@ -52,8 +51,14 @@ TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
         4: {64: TileConfig(64, 32, 4, 2), 128: TileConfig(64, 32, 8, 2), 256: TileConfig(32, 32, 8, 2)},
         8: {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 32, 4, 2)},
     },
-    "derivative": {  # with more values alive at once
-        2: {64: TileConfig(64, 64, 4, 2), 128: TileConfig(64, 64, 8, 2), 256: TileConfig(64, 32, 8, 1)},
+    "query": {
+        2: {64: TileConfig(64, 64, 4, 3), 128: TileConfig(128, 64, 8, 3), 256: TileConfig(64, 32, 8, 1)},
+    },
+    "key_value": {
+        2: {64: TileConfig(64, 64, 4, 3), 128: TileConfig(128, 128, 8, 2), 256: TileConfig(64, 32, 8, 1)},
+    },
+    "derivative": {  # all others, with more values alive at once
+        2: {64: TileConfig(64, 64, 4, 2), 128: TileConfig(128, 64, 8, 2), 256: TileConfig(64, 32, 8, 1)},
         4: {64: TileConfig(64, 32, 4, 2), 128: TileConfig(32, 32, 8, 2), 256: TileConfig(32, 16, 8, 1)},
         8: {64: TileConfig(32, 32, 4, 2), 128: TileConfig(32, 32, 4, 2), 256: TileConfig(16, 32, 4, 1)},
     },
@@ -89,7 +94,10 @@ class TuningSpec(NamedTuple):
 
     @property
     def default(self) -> TileConfig:
-        of = TABLE["forward" if self.kernel in ("forward", "part") else "derivative"][self.itemsize]
+        kernel = "forward" if self.kernel == "part" else self.kernel
+        if kernel != "forward" and (self.along or any(self.options[1:])):
+            kernel = "derivative"  # more values are alive
+        of = TABLE.get(kernel, {}).get(self.itemsize) or TABLE["derivative"][self.itemsize]
         return next(config for size, config in of.items() if max(self.widths) <= size)
 
     @property
