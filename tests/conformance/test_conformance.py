@@ -85,7 +85,7 @@ class Conformance:
     length = 150
     long = 10_000  # keys that make a large problem with the 120 queries of these tests
     widest = 1024  # features of a head
-    same_bits = True  # of a part of the weights and of all
+    same_bits = True  # of a part of the weights and of all, of results beside others and alone
 
     @staticmethod
     def runs(test: str, case: Case, dtype: Any) -> bool:
@@ -340,6 +340,7 @@ class Conformance:
         without = engine.jvp_jvp(p, primal._replace(entropy=None), x, y, *known)
         if self.engine != "spec":
             assert without.entropy is None
+        if self.engine != "spec" and self.same_bits:
             for name in ("out", "lse"):
                 assert getattr(without, name).tobytes() == getattr(got, name).tobytes()
 
@@ -469,6 +470,8 @@ class OnInterpreter(Conformance):
     same_bits = False  # products are those of BLAS, and on some processors (seen: Zen 3) their bits depend on the shape
     SPECIALS = (
         "one key, score 5e+08",
+        "equal large scores",
+        "large bias",
         "NaN in a key",
         "rows that see nothing",
         "a large sink",
@@ -510,6 +513,7 @@ class OnInterpreter(Conformance):
 class TestTriton(OnInterpreter if triton.interpreted() else Conformance):  # type: ignore[misc]
     engine = "triton"
     widest = triton.WIDEST
+    same_bits = False  # a part of the weights is made with lse, and compilers fuse by what a kernel computes
 
 
 class TestSpecification(Conformance):

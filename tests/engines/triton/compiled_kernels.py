@@ -41,6 +41,11 @@ def launches(dtype: Any) -> list[Launch]:
         derivatives.backward(p, outputs, outputs, derivatives.Direction(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
         forward_launch.forward(long)  # keys are split
+        x = np.zeros((2, 2, 2, 20, 16), dtype)
+        p = problem_from(x, x, x, bias=np.zeros((2, 2, 2, 1, 20), dtype))  # two leading dimensions
+        rows = np.zeros(p.shape(p.n_q), p.compute)
+        forward_launch.forward(p)
+        derivatives.backward(p, Outputs(x, rows, None), Outputs(x, None, None))
         first = len(made)
         x = np.zeros((1, 512, 64), dtype)
         p = problem_from(x, x, x, causal=True)

@@ -87,14 +87,24 @@ class KeyAddresses(NamedTuple):
     j: Any
 
 
+class TileAddresses(NamedTuple):
+    """The pairs of a tile: rows r and columns c, which broadcast to it, and flags of existing ones."""
+
+    call: Any
+    rows: Any
+    r: Any
+    c: Any
+    inside: Any
+
+
 @triton.jit
 def at_batch(x, lead, b):
     """Return the offset of batch element b (row-major over `lead`) of an array."""
     distance = b * 0
     for n in tl.static_range(len(lead)):
-        axis: tl.constexpr = len(lead) - 1 - n
-        distance += (b % lead[axis]) * x.lead[axis]
-        b = b // lead[axis]
+        size = lead[len(lead) - 1 - n]
+        distance += (b % size) * x.lead[len(lead) - 1 - n]
+        b = b // size
     return distance
 
 
@@ -170,16 +180,39 @@ def store_rows(x, call, rows, value):
 
 
 @triton.jit
-def load_dense(x, tile):
-    """Load a tile of a dense array (..., h, n_q, n_k); tile: (call, rows, keys)."""
-    call, rows, keys = tile
-    at = rows.r[:, None] * x.row + keys.c[None, :] * x.column
-    inside = rows.inside[:, None] & keys.inside[None, :]
-    return tl.load(head_of(x, call, rows.batch, rows.head) + at, mask=inside, other=0)
+def of_queries(x, KEYS_FIRST: tl.constexpr):
+    """Return a number of each query so that it broadcasts to a tile (queries, keys), or (keys, queries)."""
+    if KEYS_FIRST:
+        return x[None, :]
+    else:
+        return x[:, None]
 
 
 @triton.jit
-def dropout_mask(call, rows, keys):
+def of_keys(x, KEYS_FIRST: tl.constexpr):
+    """Return a number of each key so that it broadcasts to a tile (queries, keys), or (keys, queries)."""
+    if KEYS_FIRST:
+        return x[:, None]
+    else:
+        return x[None, :]
+
+
+@triton.jit
+def tile_of(call, rows, keys, KEYS_FIRST: tl.constexpr):
+    inside = of_queries(rows.inside, KEYS_FIRST) & of_keys(keys.inside, KEYS_FIRST)
+    return TileAddresses(call, rows, of_queries(rows.r, KEYS_FIRST), of_keys(keys.c, KEYS_FIRST), inside)
+
+
+@triton.jit
+def load_dense(x, tile):
+    """Load a tile of a dense array (..., h, n_q, n_k)."""
+    at = tile.r * x.row + tile.c * x.column
+    return tl.load(head_of(x, tile.call, tile.rows.batch, tile.rows.head) + at, mask=tile.inside, other=0)
+
+
+@triton.jit
+def dropout_mask(call, rows, keys, KEYS_FIRST: tl.constexpr):
     """Return the mask of the pairs that dropout keeps."""
     key = row_key(word64(call.seed[0], call.seed[1]), rows.b, rows.h, rows.i)
-    return random_bits(key[:, None], keys.j[None, :]) >= tl.full([], call.threshold, tl.int64).to(tl.uint32)
+    bits = random_bits(of_queries(key, KEYS_FIRST), of_keys(keys.j, KEYS_FIRST))
+    return bits >= tl.full([], call.threshold, tl.int64).to(tl.uint32)

@@ -25,10 +25,10 @@ from regard.engines.triton.kernels.addresses import (
     store_matrix,
     store_rows,
 )
-from regard.engines.triton.kernels.forward import sink_weight
+from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tile_gradients
-from regard.engines.triton.kernels.tiles import over_keys, over_rows, product
-from regard.engines.triton.language.functions import real
+from regard.engines.triton.kernels.tiles import over_keys, over_rows, product, raw, scores
+from regard.engines.triton.language.functions import real, weight
 
 
 class OutputArguments(NamedTuple):
@@ -43,7 +43,7 @@ class RowArguments(NamedTuple):
     """The arguments of `rows`.
 
     It writes c_row, the part of dS / P that is one number for a query. It also writes d_sink, the query's part of the
-    sink's gradient. With tangents it writes those of both.
+    sink's gradient. With tangents it writes those of both. `given.rest` is written too, unless it is None.
     """
 
     given: Any
@@ -88,6 +88,36 @@ def less(total, x):
 
 
 @triton.jit
+def add_total(total, context, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
+    """Return Σ exp(S − lse) with one more tile of keys."""
+    call, arrays, rows = context.call, context.arrays, context.rows
+    q, lse = context.x
+    keys = keys_of(call, tile, F.N)
+    k_ptr = head_of(arrays.k, call, rows.batch, rows.head // call.group)
+    k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)
+    T = raw(call, q, k, F)
+    S, visible, _ = scores(call, arrays, context.rules, T, T, rows, keys, MASKED, F)
+    return total + tl.sum(tl.where(visible, weight(S - finite(lse)[:, None]), 0.0), 1)
+
+
+@triton.jit
+def rest_of(arrays, rules, call, task, lse, p_sink, r, F: tl.constexpr):
+    """Return log Σ exp(S − lse) where rounding lse may have cost half of the digits of the weights, else 0.
+
+    Only blocks with such a row visit their keys.
+    """
+    LARGE: tl.constexpr = 2.0**26 if F.REAL == tl.float64 else 2.0**11.5  # eps^−½
+    large = (tl.abs(lse) > LARGE) & (tl.abs(lse) < float("inf"))
+    total = tl.zeros([F.M], F.REAL)
+    if tl.max(large.to(tl.int32), 0) > 0:
+        q_ptr = head_of(arrays.q, call, r.batch, r.head)
+        q = load_matrix(q_ptr, arrays.q, r.r, r.inside, call.d, F.D, None)
+        context = QueryContext(call, arrays, rules, task.direction, r, (q, lse))
+        total = p_sink + over_keys(add_total, total, context, call, rules, r, 0, 1, None, F)
+    return tl.where(large & (total > 0), tl.log(tl.where(total > 0, total, 1.0)), 0.0)
+
+
+@triton.jit
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """Write c_row = −dO · O + dlse + dH (Σ P − H), and its product with p_sink."""
     r = rows_of_program(call, F.M)
@@ -97,6 +127,10 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     p_sink, p_sink_dot = zero, zero
     if arrays.sink is not None:
         p_sink = sink_weight(load_head(arrays.sink, r, F.REAL), lse)
+    if g.rest is not None:
+        rest = rest_of(arrays, rules, call, task, lse, p_sink, r, F)
+        store_rows(g.rest, call, r, rest)
+        p_sink *= weight(-rest)
     if ALONG:
         lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
         p_sink_dot = -p_sink * lse_dot
@@ -186,22 +220,21 @@ def add_key(a, context, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.
     z = tile_gradients(
         call, context.arrays, context.rules, direction, x, context.y, rows, context.keys, MASKED, ALONG, F
     )
-    seen = tl.trans(z.visible.to(tl.int8)) != 0
     dk, dv = a.dk, a.dv
     # Rows beyond the end of a block are hidden too; they hold zeros.
     GUARDED: tl.constexpr = MASKED or F.HIDES
     if ALONG:
-        dk += product(tl.trans(z.dT_dot), x.q, seen, GUARDED, F)
+        dk += product(z.dT_dot, x.q, z.visible, GUARDED, F)
         if x.q_dot is not None:
-            dk += product(tl.trans(z.dT), x.q_dot, seen, GUARDED, F)
+            dk += product(z.dT, x.q_dot, z.visible, GUARDED, F)
         if x.dO is not None:
-            dv += product(tl.trans(z.PD_dot), x.dO, seen, GUARDED, F)
+            dv += product(z.PD_dot, x.dO, z.visible, GUARDED, F)
         if x.dO_dot is not None:
-            dv += product(tl.trans(z.PD), x.dO_dot, seen, GUARDED, F)
+            dv += product(z.PD, x.dO_dot, z.visible, GUARDED, F)
     else:
-        dk += product(tl.trans(z.dT), x.q, seen, GUARDED, F)
+        dk += product(z.dT, x.q, z.visible, GUARDED, F)
         if x.dO is not None:
-            dv += product(tl.trans(z.PD), x.dO, seen, GUARDED, F)
+            dv += product(z.PD, x.dO, z.visible, GUARDED, F)
     return KeyGradients(dk, dv)
 
 
@@ -239,9 +272,9 @@ def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     own_head, mine = program % own[1], (program // own[1]).to(tl.int64)
     here = mine * 0
     for n in tl.static_range(len(own[0])):
-        axis: tl.constexpr = len(own[0]) - 1 - n
-        here += (mine % own[0][axis]) * task.dbias.lead[axis]
-        mine = mine // own[0][axis]
+        size = own[0][len(own[0]) - 1 - n]
+        here += (mine % size) * task.dbias.lead[len(own[0]) - 1 - n]
+        mine = mine // size
     heads, blocks, tiles = own_head + 1, block + 1, tile + 1
     if own[1] == 1:
         heads = call.heads

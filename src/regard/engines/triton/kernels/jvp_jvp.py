@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import keys_of, load_dense, load_head, load_rows, rows_of_program
+from regard.engines.triton.kernels.addresses import keys_of, load_dense, load_head, load_rows, rows_of_program, tile_of
 from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.jvp import TangentSums, finish, nothing
 from regard.engines.triton.kernels.tile_derivatives import (
@@ -23,7 +23,7 @@ from regard.engines.triton.kernels.tile_derivatives import (
     tangent_scores,
 )
 from regard.engines.triton.kernels.tiles import dropped, over_keys, product, rule
-from regard.engines.triton.language.functions import real
+from regard.engines.triton.language.functions import real, weight
 
 
 class JvpJvpArguments(NamedTuple):
@@ -91,9 +91,9 @@ def add(a, context, tile, MASKED: tl.constexpr, SCORE_TANGENTS: tl.constexpr, F:
         for n in tl.static_range(2, len(score_u)):
             w += score_u[n].to(F.REAL)
     if task.other.bias is not None:
-        S_u += load_dense(task.other.bias, (call, rows, keys)).to(F.REAL)
+        S_u += load_dense(task.other.bias, tile_of(call, rows, keys, F.KEYS_FIRST)).to(F.REAL)
     logP = tl.where(s.visible, s.S - finite(context.x.lse), 0.0)
-    P = tl.where(s.visible, tl.exp(logP), 0.0)
+    P = tl.where(s.visible, weight(logP), 0.0)
     by_t, by_u = s.S_dot - context.x.lse_dot, S_u - context.z.lse_dot
     Pt, Pu = tl.where(s.visible, P * by_t, 0.0), tl.where(s.visible, P * by_u, 0.0)
     more = tl.where(s.visible, Pt * by_u, 0.0)

@@ -11,19 +11,31 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import dropout_mask, head_of, load_dense, load_matrix, load_rows
+from regard.engines.triton.kernels.addresses import (
+    dropout_mask,
+    head_of,
+    load_dense,
+    load_matrix,
+    load_rows,
+    of_queries,
+    tile_of,
+)
 from regard.engines.triton.kernels.forward import finite
-from regard.engines.triton.kernels.tiles import dot, scores
-from regard.engines.triton.language.functions import real
+from regard.engines.triton.kernels.tiles import pairs, scores
+from regard.engines.triton.language.functions import real, weight
 
 
 class RowCotangents(NamedTuple):
-    """The lse, and the cotangents dO, dH and c_row of each query; None is 0."""
+    """The lse, and the cotangents dO, dH and c_row of each query; None is 0.
+
+    rest: log Σ exp(S − lse), which lse lacks by rounding where scores are large.
+    """
 
     lse: Any
     dO: Any
     dH: Any
     c_row: Any
+    rest: Any = None
 
 
 class DirectionArguments(NamedTuple):
@@ -46,6 +58,7 @@ class QueryOperands(NamedTuple):
     q: Any
     dO: Any
     lse: Any
+    rest: Any
     dH: Any
     c_row: Any
     q_dot: Any
@@ -111,11 +124,11 @@ def matrix_or_none(x, call, batch, head, rows, inside, size, BLOCK: tl.constexpr
 
 
 @triton.jit
-def rows_or_none(x, call, rows, REAL: tl.constexpr):
+def rows_or_none(x, call, rows, F: tl.constexpr):
     if x is None:
         return None
     else:
-        return load_rows(x, call, rows, REAL)[:, None]
+        return of_queries(load_rows(x, call, rows, F.REAL), F.KEYS_FIRST)
 
 
 @triton.jit
@@ -124,14 +137,15 @@ def query_operands(arrays, call, g, t, rows, F: tl.constexpr):
     return QueryOperands(
         matrix_or_none(arrays.q, call, b, h, r, inside, call.d, F.D),
         matrix_or_none(g.dO, call, b, h, r, inside, call.d_v, F.V),
-        rows_or_none(g.lse, call, rows, F.REAL),
-        rows_or_none(g.dH, call, rows, F.REAL),
-        rows_or_none(g.c_row, call, rows, F.REAL),
+        rows_or_none(g.lse, call, rows, F),
+        rows_or_none(g.rest, call, rows, F),
+        rows_or_none(g.dH, call, rows, F),
+        rows_or_none(g.c_row, call, rows, F),
         matrix_or_none(t.q, call, b, h, r, inside, call.d, F.D),
         matrix_or_none(t.dO, call, b, h, r, inside, call.d_v, F.V),
-        rows_or_none(t.lse, call, rows, F.REAL),
-        rows_or_none(t.dH, call, rows, F.REAL),
-        rows_or_none(t.c_row, call, rows, F.REAL),
+        rows_or_none(t.lse, call, rows, F),
+        rows_or_none(t.dH, call, rows, F),
+        rows_or_none(t.c_row, call, rows, F),
     )
 
 
@@ -148,16 +162,19 @@ def key_operands(arrays, call, t, batch, kv, keys, F: tl.constexpr):
 
 @triton.jit
 def products(a, x, b, y, F: tl.constexpr):
-    """Return a xᵀ + b yᵀ; a term with None is 0, and two of them return None."""
+    """Return a xᵀ + b yᵀ as a tile; a term with None is 0, and two of them return None.
+
+    a, b: rows of queries. x, y: rows of keys.
+    """
     if a is None or x is None:
         if b is None or y is None:
             return None
         else:
-            return dot(b, tl.trans(y), F).to(F.REAL)
+            return pairs(b, y, F).to(F.REAL)
     elif b is None or y is None:
-        return dot(a, tl.trans(x), F).to(F.REAL)
+        return pairs(a, x, F).to(F.REAL)
     else:
-        return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
+        return (pairs(a, x, F) + pairs(b, y, F)).to(F.REAL)
 
 
 @triton.jit
@@ -175,13 +192,13 @@ def tangent_scores(
         moved = products(x.q_dot, y.k, x.q, y.k_dot, F)
         T_dot = tl.zeros_like(T) if moved is None else moved * scale
     S, visible, found = scores(call, arrays, rules, T, T_dot, rows, keys, MASKED, F)
-    visible = visible & rows.inside[:, None]
+    visible = visible & of_queries(rows.inside, F.KEYS_FIRST)
     S_dot = T_dot
     if ALONG:
         if F.SCORE is not None:
             S_dot = tl.broadcast_to(found[2].to(F.REAL), T.shape)
         if t.bias is not None:
-            S_dot += load_dense(t.bias, (call, rows, keys)).to(F.REAL)
+            S_dot += load_dense(t.bias, tile_of(call, rows, keys, F.KEYS_FIRST)).to(F.REAL)
         S_dot = tl.where(visible, S_dot, 0.0)
     return TileScores(T, T_dot, S, S_dot, visible, found)
 
@@ -202,12 +219,17 @@ def tile_gradients(
     """Return the gradients of the pairs of a query block x and a tile y."""
     s = tangent_scores(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
     S, visible, found = s.S, s.visible, s.found
-    logP = tl.where(visible, S - finite(x.lse), 0.0)
-    P = tl.where(visible, tl.exp(logP), 0.0)
+    if not MASKED and not F.HIDES and not ALONG and x.dH is None:
+        visible = tl.full(S.shape, True, tl.int1)  # rows beyond the end are zeros
+    logP = S - finite(x.lse)
+    if x.rest is not None:
+        logP -= x.rest
+    logP = tl.where(visible, logP, 0.0)
+    P = tl.where(visible, weight(logP), 0.0)
     c, PD = x.c_row, P
     G = products(x.dO, y.v, None, None, F)
     if F.DROPOUT:
-        D = dropout_mask(call, rows, keys)
+        D = dropout_mask(call, rows, keys, F.KEYS_FIRST)
         PD = tl.where(D, P, 0.0)
         if G is not None:
             G = tl.where(D, G * real(call.keep, F.REAL), 0.0)

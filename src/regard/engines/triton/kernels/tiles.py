@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import dropout_mask, load_dense, rows_of
+from regard.engines.triton.kernels.addresses import dropout_mask, load_dense, of_keys, of_queries, rows_of, tile_of
 from regard.engines.triton.language.functions import real
 
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
@@ -21,6 +21,7 @@ class Form(NamedTuple):
     REAL: of sums. INT: of integers in rules. M, N, T: queries of a block, keys of a tile, tiles of a chunk (at most
     64); D, V: features, to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: booleans.
     HIDES: true if something may be hidden in a tile that the mask allows whole. PRECISION: of float32 products.
+    KEYS_FIRST: true if tiles of scores are (keys, queries), so that products with queries take them from registers.
     """
 
     REAL: Any
@@ -37,6 +38,7 @@ class Form(NamedTuple):
     DROPOUT: Any
     HIDES: Any
     PRECISION: Any
+    KEYS_FIRST: Any = False
 
 
 class CallArrays(NamedTuple):
@@ -68,16 +70,25 @@ def dot(x, y, F: tl.constexpr):
 
 
 @triton.jit
+def pairs(x, y, F: tl.constexpr):
+    """Return the products of rows x of queries and rows y of keys, as a tile."""
+    if F.KEYS_FIRST:
+        return dot(y, tl.trans(x), F)
+    else:
+        return dot(x, tl.trans(y), F)
+
+
+@triton.jit
 def raw(call, q, k, F: tl.constexpr):
     """Return the raw scores T of q and k."""
-    return dot(q, tl.trans(k), F).to(F.REAL) * real(call.scale, F.REAL)
+    return pairs(q, k, F).to(F.REAL) * real(call.scale, F.REAL)
 
 
 @triton.jit
 def rule(function: tl.constexpr, call, read, dense, rows, keys, s, ds, F: tl.constexpr):
     """Return the results of a rule in a tile, which broadcast to it."""
-    tile = (call, rows, keys)
-    i, j = rows.i[:, None], keys.j[None, :]
+    tile = tile_of(call, rows, keys, F.KEYS_FIRST)
+    i, j = of_queries(rows.i, F.KEYS_FIRST), of_keys(keys.j, F.KEYS_FIRST)
     return function(rows.b, rows.h, i, j, s, ds, call.keys, read, dense, tile, F.REAL, F.INT)
 
 
@@ -92,10 +103,10 @@ def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: t
         found = rule(F.SCORE, call, rules.score, arrays.score, rows, keys, T, T_dot, F)
         S = tl.broadcast_to(found[0].to(F.REAL), T.shape)
     if F.BIAS:
-        S += load_dense(arrays.bias, (call, rows, keys)).to(F.REAL)
+        S += load_dense(arrays.bias, tile_of(call, rows, keys, F.KEYS_FIRST)).to(F.REAL)
     visible = S != -INFINITY
     if MASKED:
-        visible = visible & keys.inside[None, :]
+        visible = visible & of_keys(keys.inside, F.KEYS_FIRST)
         if F.MASK is not None:
             visible = visible & rule(F.MASK, call, rules.mask, arrays.mask, rows, keys, T, T, F)[0]
         S = tl.where(visible, S, -INFINITY)
@@ -115,7 +126,7 @@ def product(w, x, visible, GUARDED: tl.constexpr, F: tl.constexpr):
         wild = y - y != 0
         if tl.max(tl.max(wild.to(tl.int32), 1), 0) > 0:
             total = dot(w, tl.where(wild, 0.0, y).to(x.dtype), F)
-            total = (total + of_infinite(w.to(y.dtype), y, visible)).to(total.dtype)
+            total = (total + of_infinite(w.to(y.dtype), y, wild, visible)).to(total.dtype)
         else:
             total = dot(w, x, F)
     else:
@@ -124,44 +135,27 @@ def product(w, x, visible, GUARDED: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def of_infinite(w, x, visible):
-    """Return the part of w @ x from entries that are not finite: ±∞, NaN or 0.
+def of_infinite(w, x, wild, visible):
+    """Return the part of w @ x from `wild` entries, which are not finite. Only visible pairs count.
 
-    Only visible pairs count. One sum counts three results, in steps of 1, 2⁷ and 2¹⁴: ∞, −∞ and NaN.
+    One row of x at a time: such entries are rare, and products of whole tiles would take registers in every loop.
     """
-    up, down = x == INFINITY, x == -INFINITY
-    nan = tl.where(x != x, 16384.0, 0.0)
-    same = tl.where(up, 1.0, tl.where(down, 128.0, nan)).to(tl.float16)
-    negated = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
-    lost = tl.where(up | down, 16384.0, nan).to(tl.float16)
-    more, less = visible & (w > 0), visible & (w < 0)
-    count = tl.dot(one_where(more), same) + tl.dot(one_where(less), negated)
-    count += tl.dot(one_where(visible & ~more & ~less), lost)
-    nans = tl.floor(count / 16384.0)
-    count -= nans * 16384.0
-    downs = tl.floor(count / 128.0)
-    ups = count - downs * 128.0
-    made = tl.where(ups > 0, INFINITY, 0.0) - tl.where(downs > 0, INFINITY, 0.0)
-    return tl.where(nans > 0, float("nan"), made)
-
-
-@triton.jit
-def one_where(x):
-    """Return 1 or 0 in float16, for a product.
-
-    Triton 3.9 converts the layout of x before its dtype, and fails. Assembly with effects keeps the order.
-    """
-    one = tl.where(x, 1.0, 0.0)
-    if not INTERPRETED:
-        one = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [one], dtype=tl.float32, is_pure=False, pack=1)
-    return one.to(tl.float16)
+    K: tl.constexpr = x.shape[0]
+    total = tl.full([w.shape[0], x.shape[1]], 0.0, x.dtype)
+    for n in range(K):
+        here = tl.arange(0, K) == n
+        row = tl.sum(tl.where(here[:, None] & wild, x, 0.0), 0)[None, :]
+        column = tl.sum(tl.where(here[None, :], w, 0.0), 1)[:, None]
+        seen = tl.max((here[None, :] & visible).to(tl.int32), 1)[:, None] > 0
+        total += tl.where(seen & (row - row != 0), column * row, 0.0)
+    return total
 
 
 @triton.jit
 def dropped(call, x, rows, keys, F: tl.constexpr):
     """Return x where dropout keeps a pair, else 0; without the factor 1 / (1 − p)."""
     if F.DROPOUT:
-        x = tl.where(dropout_mask(call, rows, keys), x, 0.0)
+        x = tl.where(dropout_mask(call, rows, keys, F.KEYS_FIRST), x, 0.0)
     return x
 
 

@@ -11,6 +11,7 @@ from regard.reference.specification import GOLDEN as GOLDEN_INT
 
 GOLDEN: tl.constexpr = tl.constexpr(GOLDEN_INT)
 GOLDEN32: tl.constexpr = tl.constexpr(GOLDEN_INT & 0xFFFFFFFF)
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LOG10_E: tl.constexpr = tl.constexpr(0.4342944819032518)
 PI: tl.constexpr = tl.constexpr(3.141592653589793)
 INT64_MIN: tl.constexpr = tl.constexpr(-(2**63))
@@ -35,6 +36,15 @@ def real(x, REAL: tl.constexpr):
 @triton.jit
 def word64(high, low):
     return (tl.full([], high, tl.int64) << 32) | (tl.full([], low, tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def weight(x):
+    """Return e^x; in float32 a result below 2⁻¹²⁶ is 0, which halves the instructions of `tl.exp`."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        return tl.exp2(x * LOG2_E)
 
 
 # Integers

@@ -174,8 +174,9 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, direction: Direction | N
     rows = p.shape(p.n_q)
     c_row, c_row_dot = empty(p, rows, c), empty(p, rows, c) if along else None
     d_sink = None if p.sink is None else empty(p, rows, c)
+    rest = None if along else work.rows(empty(p, rows, c))
     given = tile_derivatives.RowCotangents(
-        work.rows(outputs.lse), work.matrix(ct.out), work.rows(ct.entropy), work.rows(c_row)
+        work.rows(outputs.lse), work.matrix(ct.out), work.rows(ct.entropy), work.rows(c_row), rest
     )
 
     def rows_task(to: Array | None, w: DerivativeWork, given: Any) -> None:
@@ -198,7 +199,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, direction: Direction | N
     work.over_queries(backward_kernel.query, task, ALONG=along)
 
     def launch(config: TileConfig) -> Launch:
-        form = work.form(config)
+        form = work.form(config)._replace(KEYS_FIRST=True)
         tiles = -(-p.n_k // form.N) * p.batch * p.kv_heads
         return work.launch(backward_kernel.key_value, (tiles,), task, config, F=form, ALONG=along)
 
