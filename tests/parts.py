@@ -35,7 +35,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_docs\.py::test_pages_in_a_browser_run_every_block", "nightly", "minutes: Python in a page, by chapter"),
     # What only the extra test-slow installs
     Row("tests/browser/", "slow", "Playwright and Chromium"),
-    Row("TestTriton|test_triton|test_bench_device", "slow", "Triton, whose interpreter is slow"),
+    Row("TestTriton|test_triton|test_bench_device|test_saturated.*triton", "slow", "Triton, whose interpreter is slow"),
     Row("test_transformers|serves_transformers|test_pretrained|test_capture_table", "slow", "transformers"),
     Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),

@@ -65,7 +65,7 @@ def _engines() -> dict[str, str]:
 
 def _short_gradients() -> str:
     """Return where gradients in 16 bits know what rounding took from the output, `Outputs.low`, and where not."""
-    alone = ["outputs= of (out, seen)", "parts of merge", "GPUs"]
+    alone = ["outputs= of (out, seen)", "parts of merge"]
     if find_spec("torch") is not None:
         alone.append("graphs that hold PyTorch's operation under activate()")
     return f"of the output and what its rounding took; of the rounded output alone with {', '.join(alone)}"

@@ -193,16 +193,20 @@ class Problem:
 
     def new_output(self) -> Array:
         """Allocate an output (..., h, n_q, d_v) in the caller's memory layout."""
+        if self.device is not None:
+            from regard.core.tensors import empty_on
+
+            first = (*self.lead, self.n_q, self.heads, self.d_v)
+            if self.positions_first:
+                return empty_on(self.device, first, self.dtype).swapaxes(-2, -3)
+            return empty_on(self.device, self.shape(self.n_q, self.d_v), self.dtype)
         if self.positions_first:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
     def new_low(self) -> Outputs | None:
-        """Return memory for `Outputs.low`, as `forward` takes it; None where `out` is not rounded.
-
-        On a device it is None too.
-        """
-        if self.dtype == self.compute or self.device is not None:
+        """Return memory for `Outputs.low`, as `forward` takes it; None where `out` is not rounded."""
+        if self.dtype == self.compute:
             return None
         return Outputs(None, None, None, self.new_output())
 

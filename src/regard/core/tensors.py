@@ -103,6 +103,11 @@ def tensor(x: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(x))  # a gradient of a single number may be a NumPy scalar
 
 
+def empty_on(device: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an empty array on a device."""
+    return array(torch.empty(shape, dtype=tensor(np.empty(0, dtype)).dtype, device=device))
+
+
 def on_device(x: Array) -> torch.Tensor:
     """Return the tensor of an array on a device."""
     owner: Any = x

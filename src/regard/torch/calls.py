@@ -237,12 +237,12 @@ class SharedCall:
 
 
 def keeps_low(*floats: torch.Tensor) -> bool:
-    """Return whether gradients in 16 bits may follow a call on the CPU, which are more exact with `Outputs.low`.
+    """Return whether gradients in 16 bits may follow a call, which are more exact with `Outputs.low`.
 
     floats: its query, and the other inputs with a derivative.
     """
     query = floats[0]
-    if query.dtype not in SHORT or not query.is_cpu:
+    if query.dtype not in SHORT:
         return False
     return transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in floats))
 

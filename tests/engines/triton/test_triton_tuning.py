@@ -324,15 +324,16 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
 
 COMPILED = """
 import numpy as np
+from regard.core.problem import Outputs
 from regard.ops.normalization import problem_from
 from regard.engines.triton.launch import forward_launch, tuning
 from regard.engines.triton.launch.arguments import Work
 q = np.zeros((1, 64, 32), np.float32)
 p = problem_from(q, q, q)
-found = {"lse": np.zeros((1, 64), np.float32)}
+outputs, found = Outputs(p.new_output(), None, None), {"lse": np.zeros((1, 64), np.float32)}
 for precision in ("ieee", "tf32"):
     Work.precision = precision
-    made = forward_launch.launch(Work(p), p.new_output(), found, tuning.TileConfig(64, 32, 4, 1)).compile(90)
+    made = forward_launch.launch(Work(p), outputs, found, tuning.TileConfig(64, 32, 4, 1)).compile(90)
     print(made.asm["ptx"].count(".tf32"))
 """
 

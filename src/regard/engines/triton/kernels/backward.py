@@ -32,11 +32,12 @@ from regard.engines.triton.language.functions import real, weight
 
 
 class OutputArguments(NamedTuple):
-    """The outputs of forward, or their tangents; out and entropy may be None."""
+    """The outputs of forward, or their tangents; out, entropy and low may be None."""
 
     out: Any
     lse: Any
     entropy: Any
+    low: Any
 
 
 class RowArguments(NamedTuple):
@@ -119,7 +120,7 @@ def rest_of(arrays, rules, call, task, lse, p_sink, r, F: tl.constexpr):
 
 @triton.jit
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
-    """Write c_row = −dO · O + dlse + dH (Σ P − H), and its product with p_sink."""
+    """Write c_row = −dO · (O + low) + dlse + dH (Σ P − H), and its product with p_sink."""
     r = rows_of_program(call, F.M)
     g, t = task.given, task.direction
     lse = load_rows(task.known.lse, call, r, F.REAL)
@@ -138,6 +139,7 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
             p_sink_dot += p_sink * load_head(t.sink, r, F.REAL)
     total = tl.where(lse == -float("inf"), 0.0, 1.0 - p_sink)
     c = less(zero, row_dot(g.dO, task.known.out, call, r, F))
+    c = less(c, row_dot(g.dO, task.known.low, call, r, F))
     if task.dlse is not None:
         c += load_rows(task.dlse, call, r, F.REAL)
     if g.dH is not None:
@@ -145,6 +147,7 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     sink = p_sink * c
     if ALONG:
         c_dot = less(zero, row_dot(t.dO, task.known.out, call, r, F))
+        c_dot = less(c_dot, row_dot(t.dO, task.known.low, call, r, F))
         c_dot = less(c_dot, row_dot(g.dO, task.known_dot.out, call, r, F))
         if task.dlse_dot is not None:
             c_dot += load_rows(task.dlse_dot, call, r, F.REAL)

@@ -43,10 +43,11 @@ class State(NamedTuple):
 class ForwardResults(NamedTuple):
     """The arrays to write; None is not computed.
 
-    parts, columns: the states of key splits, one query block after another.
+    low: what rounding takes from out. parts, columns: the states of key splits, one query block after another.
     """
 
     out: Any
+    low: Any
     lse: Any
     entropy: Any
     max: Any
@@ -164,6 +165,11 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
     store_rows(results.lse, call, rows, log_sum)
     out = head_of(results.out, call, rows.batch, rows.head)
     store_matrix(out, results.out, rows.r, rows.inside, call.d_v, O, F.V)
+    if results.low is not None:
+        low = O - O.to(results.out.ptr.dtype.element_ty).to(F.REAL)
+        low = tl.where(low - low == 0, low, 0.0)
+        to = head_of(results.low, call, rows.batch, rows.head)
+        store_matrix(to, results.low, rows.r, rows.inside, call.d_v, low, F.V)
     if W.ENTROPY:
         shifted = moved(a.e, a.l, old, a.m - finite(m))
         H = (a.l * old * tl.log(positive) - shifted) / positive

@@ -94,6 +94,10 @@ def finish(a, lse_dot, call, task, rows, F: tl.constexpr):
     known = task.known.out
     out = load_matrix(head_of(known, call, rows.batch, rows.head), known, rows.r, rows.inside, call.d_v, F.V, F.REAL)
     O -= lse_dot[:, None] * out
+    low = task.known.low
+    if low is not None:
+        rest = load_matrix(head_of(low, call, rows.batch, rows.head), low, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+        O -= lse_dot[:, None] * rest
     store_matrix(head_of(task.out, call, rows.batch, rows.head), task.out, rows.r, rows.inside, call.d_v, O, F.V)
     store_rows(task.lse, call, rows, lse_dot)
     if task.entropy is not None:

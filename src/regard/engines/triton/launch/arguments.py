@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from regard.core.problem import Problem, device_of
-from regard.core.tensors import array, tensor
+from regard.core.tensors import array, empty_on, tensor
 from regard.engines.triton.kernels import addresses, tiles
 from regard.engines.triton.launch.launching import Launch, pointer, strided
 from regard.engines.triton.launch.tuning import TileConfig
@@ -24,16 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def empty(p: Problem, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an empty array on the device of the call, or on the host."""
-    if p.device is None:
-        return np.empty(shape, dtype)
-    return array(torch.empty(shape, dtype=tensor(np.empty(0, dtype)).dtype, device=p.device))
-
-
-def output(p: Problem, dtype: Any = None) -> Array:
-    """Return an empty output (..., h, n_q, d_v), in the caller's layout."""
-    if p.positions_first:
-        return empty(p, (*p.lead, p.n_q, p.heads, p.d_v), dtype or p.dtype).swapaxes(-2, -3)
-    return empty(p, p.shape(p.n_q, p.d_v), dtype or p.dtype)
+    return np.empty(shape, dtype) if p.device is None else empty_on(p.device, shape, dtype)
 
 
 _uploaded: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()

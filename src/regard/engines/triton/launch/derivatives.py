@@ -14,7 +14,7 @@ from regard.engines.triton.kernels import backward as backward_kernel
 from regard.engines.triton.kernels import jvp as jvp_kernel
 from regard.engines.triton.kernels import jvp_jvp as jvp_jvp_kernel
 from regard.engines.triton.kernels import tables, tile_derivatives
-from regard.engines.triton.launch.arguments import Work, empty, output
+from regard.engines.triton.launch.arguments import Work, empty
 from regard.engines.triton.launch.forward_launch import forward
 from regard.engines.triton.launch.launching import Launch, strided
 from regard.engines.triton.launch.tuning import TileConfig, chosen
@@ -111,22 +111,25 @@ class DerivativeWork(Work):
         chosen(kernel.__name__, self, launch).run()
 
     def output_arguments(self, x: Outputs) -> backward_kernel.OutputArguments:
-        return backward_kernel.OutputArguments(self.matrix(x.out), self.rows(x.lse), self.rows(x.entropy))
+        return backward_kernel.OutputArguments(
+            self.matrix(x.out), self.rows(x.lse), self.rows(x.entropy), self.matrix(x.low)
+        )
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     if outputs is None:
-        outputs = forward(p, frozenset(["entropy"]))[0]
+        low = p.new_low()
+        outputs = forward(p, frozenset(["entropy"]), None if low is None else low.low)[0]
     work = DerivativeWork(p, direction=Direction(t))
     given = tile_derivatives.RowCotangents(work.rows(outputs.lse), None, None, None)
     d_lse = empty(p, p.shape(p.n_q), p.compute)
     d_entropy = None if outputs.entropy is None else empty(p, p.shape(p.n_q), p.compute)
-    found = Outputs(output(p), d_lse, d_entropy)
+    found = Outputs(p.new_output(), d_lse, d_entropy)
     task = jvp_kernel.JvpArguments(
-        given, work.tangents(), work.output_arguments(outputs), *work.output_arguments(found)
+        given, work.tangents(), work.output_arguments(outputs), *work.output_arguments(found)[:3]
     )
     work.over_queries(jvp_kernel.tangent, task)
-    return outputs, found
+    return outputs._replace(low=None), found
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +159,12 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
     second_tangents = SecondTangents(p, *directions)
     rows = p.shape(p.n_q)
     found = Outputs(
-        output(p), empty(p, rows, p.compute), None if outputs.entropy is None else empty(p, rows, p.compute)
+        p.new_output(), empty(p, rows, p.compute), None if outputs.entropy is None else empty(p, rows, p.compute)
     )
     task = jvp_jvp_kernel.JvpJvpArguments(
         tile_derivatives.RowCotangents(first.rows(outputs.lse), None, None, None), first.tangents(), second.tangents(),
         second_tangents.rules.score, second_tangents.arrays.score, first.output_arguments(outputs),
-        *first.output_arguments(found),
+        *first.output_arguments(found)[:3],
     )  # fmt: skip
     first.over_queries(jvp_jvp_kernel.jvp_jvp, task, SCORE_TANGENTS=second_tangents.score_function)
     return found

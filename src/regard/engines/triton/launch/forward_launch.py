@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.core.problem import Outputs, Problem
 from regard.engines.triton.kernels import forward as kernel
-from regard.engines.triton.launch.arguments import Work, empty, output
+from regard.engines.triton.launch.arguments import Work, empty
 from regard.engines.triton.launch.launching import INTERPRETED, Launch
 from regard.engines.triton.launch.tuning import TileConfig, chosen
 
@@ -27,10 +27,12 @@ def splits(p: Problem, M: int, N: int, chunk: int) -> int:
     return 1 if wanted < 2 or p.n_q > FEW else 1 << (wanted.bit_length() - 1)
 
 
-def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, dict[str, Array]]:
+def forward(
+    p: Problem, names: frozenset[str] = frozenset(), low: Array | None = None
+) -> tuple[Outputs, dict[str, Array]]:
     """Return the outputs, and the arrays of `names`.
 
-    names: among "entropy", "max", "argmax", "visible".
+    names: among "entropy", "max", "argmax", "visible". low: memory for `Outputs.low`.
     """
     found = {"lse": empty(p, p.shape(p.n_q), p.compute)}
     for name in names:
@@ -38,13 +40,13 @@ def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, d
     if names & {"max", "argmax"}:
         for name, dtype in (("max", p.compute), ("argmax", np.int64)):
             found.setdefault(name, empty(p, p.shape(p.n_q), dtype))
-    out = output(p)
+    outputs = Outputs(p.new_output(), found["lse"], found.get("entropy"), low)
     work = Work(p)
-    chosen("forward", work, partial(launch, work, out, found)).run()
-    return Outputs(out, found["lse"], found.get("entropy")), found
+    chosen("forward", work, partial(launch, work, outputs, found)).run()
+    return outputs, found
 
 
-def launch(work: Work, out: Array, found: dict[str, Array], config: TileConfig) -> Launch:
+def launch(work: Work, outputs: Outputs, found: dict[str, Array], config: TileConfig) -> Launch:
     """Return the launch of a call, followed by a merge if keys are split."""
     p, form = work.p, work.form(config)
     if p.n_q <= FEW and not INTERPRETED:
@@ -57,7 +59,13 @@ def launch(work: Work, out: Array, found: dict[str, Array], config: TileConfig) 
         parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
         columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
     results = kernel.ForwardResults(
-        *(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns)
+        *(
+            work.matrix(outputs.out),
+            work.matrix(outputs.low),
+            *(work.rows(found.get(name)) for name in FIELDS),
+            parts,
+            columns,
+        )
     )
     merge = work.launch(kernel.merge, (blocks,), results, config, F=form, W=options)
     one = work.launch(kernel.forward, (blocks, count), results, config, F=form, W=options)
