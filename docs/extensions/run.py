@@ -19,6 +19,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import regard
+from regard.viewer.scene import words
 
 if sys.platform != "win32":
     import fcntl
@@ -80,9 +81,10 @@ def installed() -> Path:
 
 
 def zipped() -> bytes:
-    """Return regard without its trained model and its built page, and the module that runs blocks."""
+    """Return regard with its sentences, without its trained model and its built page, and what runs blocks."""
     package = Path(regard.__file__).parent
-    files = {f"regard/{path.relative_to(package).as_posix()}": path for path in sorted(package.rglob("*.py"))}
+    paths = [*sorted(package.rglob("*.py")), words.STORED]
+    files = {f"regard/{path.relative_to(package).as_posix()}": path for path in paths}
     made = BytesIO()
     with ZipFile(made, "w", ZIP_DEFLATED) as archive:
         for name, path in (files | {"blocks.py": SOURCE / "blocks.py"}).items():

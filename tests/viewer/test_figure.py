@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from regard.viewer.show import figure
-from regard.viewer.show.figure import Figure, PixelAxis, bars, flow, lines, maps, matrices
+from regard.viewer.show.figure import Figure, PixelAxis, arcs, bars, flow, lines, maps, matrices, tokens_map
 
 rng = np.random.default_rng(0)
+SENTENCE = ["A", "cat", "sat", "on", "this", "mat", "because", "it", "was", "tired", "."]
+CAUSAL = np.tril(rng.random((11, 11))) / 6
 FIGURES = {
     "lines": lines(
         "A < B.", {"a & b": ([1, 10, 100], [1, 2, 3]), "dots": ([1, 2], [0.5, 1])}, "x", "y", log="x", dots=["dots"]
@@ -18,6 +20,8 @@ FIGURES = {
     "maps": maps("A < B.", {"a & b": rng.random((8, 8)), "c": np.eye(8)}),
     "flow": flow("A < B.", [("a & b", "(n, D)"), ("c", "(n,)")]),
     "matrices": matrices("A < B.", {"a & b": [[1.0, -2.5]], "c": [[0.0]]}, ["×"]),
+    "arcs": arcs("A < B.", SENTENCE, CAUSAL, row=7),
+    "tokens map": tokens_map("A < B.", SENTENCE, CAUSAL),
 }
 
 
@@ -35,9 +39,14 @@ def test_figures_are_described_and_have_the_colours_of_their_page(name: str) -> 
     assert len(text) < 20_000
 
 
-def test_text_of_figures_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {f"a name of curve {n}": ([0, 1], [0, 1]) for n in range(5)}
-    root = ElementTree.fromstring(lines("Five.", names, "x", "y")._repr_svg_())
+NAMES = {f"a name of curve {n}": ([0, 1], [0, 1]) for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    "drawn", [lines("Five.", NAMES, "x", "y"), FIGURES["arcs"], FIGURES["tokens map"]], ids=["lines", "arcs", "map"]
+)
+def test_text_of_figures_stays_inside(drawn: Figure) -> None:
+    root = ElementTree.fromstring(drawn._repr_svg_())
     assert root.findall("{*}text")
     for text in root.findall("{*}text"):
         width = (
@@ -76,3 +85,16 @@ def test_a_figure_is_saved(tmp_path: object) -> None:
     path = f"{tmp_path}/figure.svg"
     Figure("Nothing.", 10, []).save(path)
     assert ElementTree.parse(path).getroot().get("height") == "10"
+
+
+def test_arcs_are_as_thick_as_weights() -> None:
+    text = arcs("Three.", ["a", " b", "c"], [[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.74, 0.01]], row=2)._repr_svg_()
+    assert re.findall(r'stroke-opacity="([\d.]+)" stroke-width="([\d.]+)"', text) == [
+        ("0.45", "4.50"), ("1", "2.25"), ("1", "6.66"),
+    ]  # fmt: skip
+    assert re.findall(r">(\d+)</text>", text) == ["25", "74"]
+
+
+def test_a_map_of_tokens_has_a_number_for_each_weight() -> None:
+    text = tokens_map("Two.", ["a", " b"], [[1, 0], [0.75, 0.25]])._repr_svg_()
+    assert re.findall(r">([^<]+)</text>", text) == ["a", "a", "b", "b", "100", "75", "25"]

@@ -1,4 +1,4 @@
-"""Figures as SVG: lines, points, bars and maps, in one file for light and dark.
+"""Figures as SVG: lines, points, bars, maps and arcs, in one file for light and dark.
 
 Colours are CSS variables that a file defines for both schemes, so that it fits its page as an image too. A figure is
 480 pixels wide, so that its letters can be read on a phone.
@@ -295,6 +295,63 @@ def entry(x: float, y: float, size: float, value: float, share: float) -> list[s
     number = f"{value:.2f}".rstrip("0").rstrip(".").replace("-", "−")
     middle = Text(x + size / 2, y + size / 2 + 5, number, SIZE, INK, anchor="middle")
     return [f'{square}fill-opacity="{0.35 * share:.2f}"/>', element(middle)]
+
+
+LEAST_ARC = 0.02
+"""A weight that `arcs` leaves out: its arc would be thinner than 0.2 pixels."""
+
+
+def arcs(title: str, tokens: Sequence[str], weights: Any, row: int) -> Figure:
+    """Draw weights (n, n) as arcs above a line of tokens, from each that looks to what it looks at; thicker is more.
+
+    row: the token whose arcs have a colour and its weights in percent below the others. Long texts leave the figure.
+
+    >>> arcs("One looks back.", ["a", "b"], [[1, 0], [0.75, 0.25]], row=1)._repr_svg_().count("<path")
+    1
+    """
+    P, words = np.asarray(weights, np.float64), [token.strip() for token in tokens]
+    widths = 0.56 * SIZE * np.array([max(2, len(word)) for word in words])
+    gap = min(16.0, (WIDTH - 4 - widths.sum()) / max(1, len(words) - 1))
+    middles = 2 + np.cumsum(widths + gap) - gap - widths / 2
+    top = float(np.ptp(middles)) / 2.6 + 10
+    ordered = sorted(np.argwhere(np.tril(P, -1) + np.triu(P, 1) >= LEAST_ARC).tolist(), key=lambda at: at[0] == row)
+    parts = [arc(middles[i], middles[j], top, P[i, j], i == row) for i, j in ordered]
+    for j, word in enumerate(words):
+        parts.append(element(Text(middles[j], top + 18, word, SIZE, INK, bold=j == row, anchor="middle")))
+        if P[row, j] >= LEAST_ARC:
+            share = f"{100 * P[row, j]:.0f}"
+            parts.append(element(Text(middles[j], top + 38, share, SIZE, SERIES[0], bold=True, anchor="middle")))
+    parts.append(element(Text(2, top + 60, f"% of the weight of “{words[row]}”", SIZE, SERIES[0])))
+    return Figure(title, top + 68, parts)
+
+
+def arc(start: float, end: float, ground: float, weight: float, chosen: bool) -> str:
+    """Return a half ellipse over the ground, at most 9 pixels thick."""
+    rx, ry = abs(start - end) / 2, abs(start - end) / 2.6
+    colour, opacity = (SERIES[0], 1) if chosen else (SERIES[4], 0.45)
+    path = f"M{start:.1f} {ground:.1f}A{rx:.1f} {ry:.1f} 0 0 {int(end > start)} {end:.1f} {ground:.1f}"
+    return (
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-opacity="{opacity}" stroke-width="{9 * weight:.2f}"/>'
+    )
+
+
+def tokens_map(title: str, tokens: Sequence[str], weights: Any) -> Figure:
+    """Draw weights (n, n) with their tokens, in percent; a row is a token that looks. For up to twelve tokens.
+
+    >>> tokens_map("One looks back.", ["a", "b"], [[1, 0], [0.75, 0.25]])._repr_svg_().count("<rect")
+    3
+    """
+    P, words = np.asarray(weights, np.float64), [token.strip() for token in tokens]
+    side = 0.56 * SIZE * max(map(len, words)) + 10
+    cell = min(44.0, (WIDTH - side - 2) / len(words))
+    parts = list[str]()
+    for number, word in enumerate(words):
+        middle = side + (number + 0.5) * cell
+        parts.append(element(Text(side - 6, middle + 5, word, SIZE, INK, anchor="end")))
+        parts.append(element(Text(middle + 5, side - 6, word, SIZE, INK, upward=True)))
+    for i, j in np.argwhere(P > 0):
+        parts += entry(side + j * cell, side + i * cell, cell, round(100 * P[i, j]), P[i, j])
+    return Figure(title, side + cell * len(words) + 2, parts)
 
 
 def scale(y: float, most: str) -> list[str]:
