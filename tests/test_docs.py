@@ -71,8 +71,10 @@ def minutes(text: str) -> float:
     """The time that reading a chapter takes.
 
     Prose at 200 words a minute: 238 is the mean for non-fiction (Brysbaert 2019), and this is dense. A line of code
-    takes 4 s, and a formula on a line of its own half a minute. The folded code of a figure is not read.
+    takes 4 s, and a formula on a line of its own half a minute. The folded code of a figure is not read, and neither is
+    what the sources alone say.
     """
+    text = re.sub(r"^> This is the source of .*\n> .*\n", "", text, flags=re.MULTILINE)
     code = "".join(block["code"] for block in BLOCK.finditer(text) if "viewer.show.figure" not in block[0])
     prose = BLOCK.sub("", text)
     words = re.sub(r"\$[^$]+\$", "x", FORMULA.sub("", prose)).split()
@@ -145,6 +147,19 @@ def test_every_public_name_is_in_the_reference() -> None:
 def opening(text: str) -> str:
     """What is between the title of a chapter and its first section."""
     return text.partition("\n# ")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+def test_sources_of_chapters_say_where_the_built_page_is(page: Path, markup: Any) -> None:
+    """Below the title, and in the sources alone."""
+    text = page.read_text("utf-8")
+    first = opening(text).partition("\n\n")[2].partition("\n\n")[0]
+    assert first.startswith(f"> This is the source of `docs/_build/learn/{page.stem}.html`")
+    (link,) = re.findall(r"\]\(([^)]+)\)", first)
+    file, _, anchor = link.partition("#")
+    headings = re.findall(r"^#+ (.*)", (page.parent / file).read_text("utf-8"), re.MULTILINE)
+    assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
+    assert "the source of" not in markup.rewritten(text, f"learn/{page.stem}")
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)

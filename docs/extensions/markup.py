@@ -7,7 +7,8 @@ Blocks are written as `{code-cell}` is, with a title behind the name:
     {film} NAME           frames under a slider: a list of (caption, {title: map})
     {fold} TITLE          a `{run}` block, folded below its title
 
-Callouts are quotations that begin with [!TIP] or another of the kinds below.
+Callouts are quotations that begin with [!TIP] or another of the kinds below. The first lines of chapters, which tell
+readers of the sources where the built page is, are left out of it.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 FENCE = re.compile(r"(?P<fence>`{3,}|~{3,}|:{3,})(\{(?P<name>[\w-]+)\})?(?P<title>.*)")
 CALLOUT = re.compile(r"> \[!(?P<kind>[A-Z]+)\]\s*(?P<title>.*)")
+ELSEWHERE = re.compile(r"^> This is the source of `.*\n> \[how to build it\].*\n\n", re.MULTILINE)
 RUNS = "---\nfile_format: mystnb\n"
 
 NUMBERED = ("DEFINITION", "PROOF", "EXAMPLE")
@@ -81,7 +83,7 @@ def rewritten(text: str, place: str = "page") -> str:
     <BLANKLINE>
     Because.
     """
-    lines, made, numbers = text.splitlines(), list[str](), 0
+    lines, made, numbers = ELSEWHERE.sub("", text).splitlines(), list[str](), 0
     while lines:
         line = lines.pop(0)
         opened, called = FENCE.fullmatch(line), CALLOUT.fullmatch(line)

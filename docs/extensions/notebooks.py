@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from extensions.markup import ELSEWHERE
+
 FOLDER = "learn/"
 BLOCK = re.compile(r"^(?P<fence>`{3,})\{(?P<name>[\w-]+)\}[^\n]*\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
 CODE = ("run", "fold", "code-cell", "look")
@@ -47,7 +49,7 @@ def code(name: str, text: str) -> str:
 
 def cells(text: str) -> Iterator[dict[str, Any]]:
     """Yield the cells of a page."""
-    end = 0
+    text, end = ELSEWHERE.sub("", text), 0
     for block in [*BLOCK.finditer(text), None]:
         between = prose(text[end : block.start() if block else len(text)])
         if between:
