@@ -624,4 +624,5 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     page.goto((site / "learn/dictionary.html").as_uri())
     second.get_by_role("button", name="Run").click()
     assert "Python needs a page from a server" in second.locator(".cell_output").inner_text()
+    assert second.locator(".cell_output pre").evaluate("error => error.scrollWidth <= error.clientWidth")
     page.close()
