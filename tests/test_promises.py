@@ -5,6 +5,7 @@ A page is read as its source, from its title or from the section that the link n
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ PROMISES = {
     "a demo on a text of one's own": ("../index", "{demo}"),
     "a video of building a model": ("looking#such-a-model-from-nothing", "{video}"),
 }
-"""What five tutorials promise; the page of `docs/learn` that has it, or its section; and its formula, figure or code."""
+"""What five tutorials promise; the page of `docs/learn` that has it, or its section; its formula, figure or code."""
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
@@ -110,7 +111,7 @@ def test_a_promise_is_found(least: dict[tuple[Path, str], int], promise: str) ->
 
 def test_what_is_far_is_seen(tmp_path: Path) -> None:
     pages = [tmp_path / f"{x}.md" for x in "abcde"]
-    for page, after in zip(pages, pages[1:], strict=False):
+    for page, after in pairwise(pages):
         page.write_text(f"[next]({after.name}#part) and [itself](#x)")
     pages[-1].write_text(f"# Title\n\n## Part\n\n{'word ' * 299}last next")
     least = clicks(pages[0])
