@@ -95,7 +95,10 @@ def described(found: re.Match[str], files: dict[str, str]) -> str:
 
 
 def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Let the keyboard reach blocks, which scroll sideways; name folded ones and pictures."""
+    """Let the keyboard reach blocks, which scroll sideways; name folded ones and pictures.
+
+    What scrolls on small screens alone is reached by `site.js`.
+    """
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace(' aria-label="Toggle hidden content"', "")

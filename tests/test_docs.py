@@ -370,6 +370,16 @@ def browser(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("chromium")
 
 
+OUT_OF_REACH = """async () => {
+    const found = () => [...document.querySelectorAll("article *")].filter(box =>
+        box.scrollWidth > box.clientWidth && ["auto", "scroll"].includes(getComputedStyle(box).overflowX)
+        && box.tabIndex < 0 && !box.querySelector("a, button, input, [tabindex]"));
+    for (let frame = 0; found().length && frame < 20; frame++) await new Promise(requestAnimationFrame);
+    return found().map(box => box.outerHTML.slice(0, 100));
+}"""
+"""What scrolls sideways and no key reaches, once the page is drawn."""
+
+
 def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 800})
     asked: list[str] = []
@@ -377,6 +387,7 @@ def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:
     for path in sorted(site.rglob("*.html")):
         page.goto(path.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.relative_to(site)
+        assert page.evaluate(OUT_OF_REACH) == [], path.relative_to(site)
     page.close()
     assert len(asked) > 100
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
@@ -503,7 +514,8 @@ def test_pages_in_a_browser_are_light(site: Path, browser: Any) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["index", "howto/windows", "learn/looking", "learn/positions", "benchmarks"])
 def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, scheme: str) -> None:
-    page = browser.new_page(color_scheme=scheme)
+    size = {"width": 390 if scheme == "dark" else 1280, "height": 800}
+    page = browser.new_page(color_scheme=scheme, viewport=size)
     page.goto((site / f"{name}.html").as_uri())
     page.add_script_tag(path=str(AXE))
     found = page.evaluate("axe.run(document)")["violations"]

@@ -30,3 +30,12 @@ for (const figure of document.querySelectorAll("figure.film")) {
   slider.addEventListener("input", show);
   show();
 }
+
+// What scrolls sideways on this screen can be reached by the keyboard; what does not is no stop of the tab key.
+const scrolling = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+for (const box of document.querySelectorAll(".math, .table-wrapper, .cell_output")) scrolling.observe(box);
