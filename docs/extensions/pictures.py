@@ -14,6 +14,7 @@ from IPython.display import HTML
 
 import regard
 from regard.viewer.show.drawing import png
+from regard.viewer.show.figure import Figure
 from regard.viewer.show.picture import coloured
 
 FOLDER = "REGARD_ISLANDS"
@@ -21,11 +22,13 @@ FOLDER = "REGARD_ISLANDS"
 
 
 def address(picture: Any) -> str:
-    """Return a picture as an address that holds it: a path of an SVG file, or a map (n_q, n_k) of weights.
+    """Return a picture as an address that holds it: a figure, a path of an SVG file, or a map (n_q, n_k) of weights.
 
     >>> address([[1.0, 0.0]])[:22]
     'data:image/png;base64,'
     """
+    if isinstance(picture, Figure):
+        return f"data:image/svg+xml;base64,{b64encode(picture._repr_svg_().encode()).decode()}"
     if isinstance(picture, str | Path):
         return f"data:image/svg+xml;base64,{b64encode(Path(picture).read_bytes()).decode()}"
     pixels = coloured(np.asarray(picture, dtype=np.float64))
@@ -51,13 +54,16 @@ def compare(left: str, right: str, first: Any, second: Any) -> HTML:
     )
 
 
+def still(title: str, picture: Any) -> str:
+    """Return a picture of a film, described by its own title if it is a figure."""
+    kind, about = (' class="drawn"', picture.title) if isinstance(picture, Figure) else ("", title)
+    return f'<div><img{kind} src="{address(picture)}" alt="{escape(about)}"><span>{escape(title)}</span></div>'
+
+
 def film(name: str, frames: Sequence[tuple[str, Mapping[str, Any]]]) -> HTML:
-    """Draw frames under a slider, the last one first; each is a caption and maps of weights by their titles."""
+    """Draw frames under a slider, the last one first; each is a caption and figures or maps by their titles."""
     caption, last = frames[-1]
-    images = "".join(
-        f'<div><img src="{address(x)}" alt="{escape(title)}"><span>{escape(title)}</span></div>'
-        for title, x in last.items()
-    )
+    images = "".join(still(title, x) for title, x in last.items())
     told = json.dumps([[text, [address(x) for x in maps.values()]] for text, maps in frames]).replace("<", "\\u003c")
     return HTML(
         f'<figure class="film"><div>{images}</div>'

@@ -5,7 +5,7 @@ Colours are CSS variables that a file defines for both schemes, so that it fits 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Figure:
 
     title: str
     height: float
-    parts: Sequence[str]
+    parts: Sequence[str] = field(repr=False)
 
     def _repr_svg_(self) -> str:
         opening = (
