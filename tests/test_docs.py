@@ -71,8 +71,8 @@ def minutes(text: str) -> float:
     """The time that reading a chapter takes.
 
     Prose at 200 words a minute: 238 is the mean for non-fiction (Brysbaert 2019), and this is dense. A line of code
-    takes 4 s, and a formula on a line of its own or a slider half a minute. The folded code of a figure is not read, and neither is
-    what the site does not show.
+    takes 4 s, and a formula on a line of its own or a slider half a minute. The folded code of a figure is not read,
+    and neither is what the site does not show.
     """
     text = re.sub(r"^> This is the source of .*\n> .*\n", "", text, flags=re.MULTILINE)
     hidden = ("viewer.show.figure", ":tags: [remove-", "```{film}")
