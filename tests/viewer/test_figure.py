@@ -81,6 +81,13 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
     assert (np.diff(axis.at(ticks)) > 0).all()
 
 
+@pytest.mark.parametrize(("low", "high"), [(1024, 32768), (0.02, 0.9), (1, 1024), (3e-7, 4e-4), (1, 20)])
+def test_ticks_of_logarithms_are_enough_to_read_values_off(low: float, high: float) -> None:
+    ticks = PixelAxis(low, high, 0, 100, log=True).ticks()
+    assert 3 <= len(ticks) <= 7
+    assert low <= min(ticks) < max(ticks) <= high
+
+
 def test_a_figure_is_saved(tmp_path: object) -> None:
     path = f"{tmp_path}/figure.svg"
     Figure("Nothing.", 10, []).save(path)

@@ -82,6 +82,9 @@ class PixelAxis:
         """
         if self.log:
             first, last = np.ceil(np.log10(self.low) - 1e-9), np.floor(np.log10(self.high) + 1e-9)
+            if last - first < 2:  # too few powers of 10 to read a value off
+                steps = [x * 10.0**power for power in np.arange(first - 1, last + 1) for x in (1, 2, 5)]
+                return [float(f"{x:.6g}") for x in steps if self.low <= x <= self.high]
             return [float(10.0**x) for x in np.arange(first, last + 1, max(1, np.ceil((last - first) / 5)))]
         step = 10 ** np.floor(np.log10((self.high - self.low) / 3))
         step *= next(x for x in (1, 2, 5, 10) if (self.high - self.low) / (step * x) <= 6)
