@@ -20,7 +20,7 @@ extensions = [
     "extensions.notebooks", "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms",
     "extensions.video",
 ]  # fmt: skip
-exclude_patterns = ["_build", "_templates", "extensions"]
+exclude_patterns = ["_build", "_templates", "extensions", "jupyter_execute"]  # the last is what MyST-NB writes
 templates_path = ["_templates"]
 
 # Pages: only those with a header of MyST-NB have blocks that run.

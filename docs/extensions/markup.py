@@ -4,7 +4,7 @@ Blocks are written as `{code-cell}` is, with a title behind the name:
 
     {look} TITLE          an island of the viewer's page: arguments of `regard.look`
     {compare} A | B       two pictures under a slider: two maps of weights (n_q, n_k), or paths of SVG files
-    {film} NAME           frames under a slider: a list of (caption, {title: map})
+    {film} NAME           frames under a slider: a list of (caption, {title: map or figure})
     {fold} TITLE          a `{run}` block, folded below its title
 
 Callouts are quotations that begin with [!TIP] or another of the kinds below. The first lines of chapters, which tell
