@@ -33,7 +33,8 @@ OF_HEAD = (
     "tile/{0}/{1}/0/0/0?kind=x", "tile/{0}/{1}/9/0/0", "values/{0}/{1}?rows=1:4&cols=0:3", "values/{0}/{1}",
     "values/{0}/{1}?rows=3:3", "row/{0}/{1}/2", "row/{0}/{1}/99999", "column/{0}/{1}/2", "column/{0}/{1}/99999",
     "stored/{0}/{1}", "profiles/{0}/{1}", "step/{0}/{1}/3/2", "step/{0}/{1}/1/4", "matrices/{0}/{1}",
-    "scores/{0}/{1}/3", "dots/{0}/{1}?rows=1:4&cols=0:3", "dots/{0}/{1}", "variance/{0}/{1}", "norms/{0}/{1}",
+    "scores/{0}/{1}/3", "dots/{0}/{1}?rows=1:4&cols=0:3", "earlier/{0}/{1}/3/2",
+    "dots/{0}/{1}", "variance/{0}/{1}", "norms/{0}/{1}",
     "ablation/{0}/{1}", "ablation/{0}/{1}?i=2&how=mean", "ablation/{0}/{1}?i=x", "row/{0}/{1}/2?b=1", "map/{0}/{1}?b=9",
 )  # fmt: skip
 ELSEWHERE = ("scenes", "words", "nothing", "other/heads", "example/map/9/0", "example/map/0/99", "example-7/heads")

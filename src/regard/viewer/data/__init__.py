@@ -6,6 +6,7 @@
 | `pyramid` | a head's weights as a map that zooms |
 | `profiles` | weight by distance, entropy and attention received along a sequence |
 | `ablation` | the example model without one head: loss and next-token odds; norms of values |
+| `paths` | earlier heads that wrote what a head reads at a key |
 | `matrices` | every matrix of a small head; the scores of one query before and after the mask |
 | `stages` | one query and one key, step by step |
 | `scores` | scores of heads as a table |

@@ -128,6 +128,7 @@ ROUTES = (
     Route("GET", "{scene}/finding", views.first_finding),
     Route("GET", "{scene}/tour", views.steps_of_tour),
     Route("GET", "{scene}/token/{i}", views.token),
+    Route("GET", "{scene}/earlier/{layer}/{head}/{i}/{j}", views.earlier),
     Route("GET", "{scene}/claims/{layer}", views.claims),
     Route("GET", "{scene}/thumbs/{layer}", views.thumbs),
     Route("GET", "{scene}/ablations", views.ablations),

@@ -9,7 +9,7 @@ import numpy as np
 from regard.engines import choose
 from regard.interpret.heads import HeadStatistics
 from regard.version import __version__
-from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, scores, sentences, stages
+from regard.viewer.data import ablation, dots, finding, matrices, paths, profiles, pyramid, scores, sentences, stages
 from regard.viewer.data.questions import MOST_TOKENS, Answer, Question, Refused, integer, span, within
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
@@ -142,6 +142,17 @@ def token(results: Results, at: Question, i: int) -> Answer:
             sink = {} if of.problem.sink is None else {"sink": max(0.0, 1 - float(row.sum()))}
             rows.append({"layer": layer, "head": head, "keys": few, "weights": [float(row[j]) for j in few], **sink})
     return Answer(200, {"rows": rows})
+
+
+def earlier(results: Results, at: Question, i: int, j: int) -> Answer:
+    """Answer the earlier heads that wrote what query i of a head reads at key j."""
+    within(i, at.of.problem.n_q, "query")
+    within(j, at.of.problem.n_k, "key")
+
+    def head_of(layer: int, head: int) -> Head:
+        return results.head(replace(at, layer=layer, head=head))
+
+    return Answer(200, paths.described(at.scene.layers, head_of, (at.layer, at.head, i, j), at.b))
 
 
 def thumbs(results: Results, at: Question) -> Answer:
