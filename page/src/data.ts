@@ -186,6 +186,17 @@ export interface TokenRow {
   sink?: number;
 }
 
+/** The earlier heads that wrote what a head reads at a key, by falling product along that path. */
+export interface Earlier {
+  /** The head's own weight on the key. */
+  weight: number;
+  /** Whether products have the lengths of values. */
+  values: boolean;
+  heads: { layer: number; head: number; key: number; weight: number; norm: number | null; product: number }[];
+  /** The reason why none is known; empty if any is. */
+  why: string;
+}
+
 /** Everything that is said, the same in the terminal and in pictures. */
 export interface Words {
   views: Record<string, string>;
@@ -215,6 +226,10 @@ export interface Words {
   tentative: string;
   beginning: string;
   caveat: string;
+  /** The limits of a product of weights along a path. */
+  no_proof: string;
+  /** Why no earlier head is known to have written at a key. */
+  unwritten: Record<"two_texts" | "first" | "cached", string>;
 }
 
 /** A step of one head, as `regard.steps` gives it, its rows first; null is −∞. */
@@ -457,6 +472,11 @@ export class Data {
   /** The length of each value; none where values are not known. */
   norms(at: HeadAt): Promise<Float32Array> {
     return this.floats(ofHead(at, "norms"));
+  }
+
+  /** The earlier heads on the path to query i of a head through key j. */
+  earlier(at: HeadAt, i: number, j: number): Promise<Earlier> {
+    return this.json(ofHead(at, "earlier", `/${i}/${j}`));
   }
 
   /** The weight of each query on the learned sink. */

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
 from in_browser import READY, Tab, serving
+from regard.viewer.data.sentences import UNWRITTEN
 from regard.viewer.scene.own import TextRunner
 from small_models import MODELS
 from torch_tokenizers import words
@@ -40,3 +41,13 @@ def test_heads_are_switched_off(tab: Tab) -> None:
     page.wait_for_function("() => document.querySelectorAll('.ablation .effect').length === 8")
     assert page.get_by_text("What the model expects in place of").count() == 1
     assert page.locator(".ablation [data-odds] small").all_text_contents() == [" stands here"]
+
+
+def test_an_earlier_head_is_gone_to(tab: Tab) -> None:
+    page = tab.open("view=token&scene=model&layer=1&head=2&i=4")
+    first = page.locator(".earlier [data-earlier]").first
+    first.wait_for()
+    layer, head = first.get_attribute("data-earlier").split("/")
+    first.get_by_role("button").click()
+    page.wait_for_function("at => location.hash.includes(`layer=${at[0]}&head=${at[1]}`)", arg=[layer, head])
+    assert page.locator(".earlier .help").inner_text() == UNWRITTEN["first"]

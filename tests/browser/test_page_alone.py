@@ -145,7 +145,7 @@ def test_a_saved_page_with_a_model_answers_as_the_server(tab: Tab, webassembly: 
     paths = [
         *(f"example-2/{what}" for what in ("tokens?axis=key&start=0&stop=4096", "heads", "finding", "token/40")),
         *(f"example-2/{what}" for what in ("ablations?how=mean", "ablation/1/0?how=zero&i=50")),
-        "example-2/claims/1", "example-2/claims/2", "example-2/thumbs/1?size=64&kind=max",
+        "example-2/earlier/2/2/50/8", "example-2/claims/1", "example-2/claims/2", "example-2/thumbs/1?size=64&kind=max",
         *(head.format(what) for what in ("map", "profiles", "matrices", "norms")),
         *(f"{head.format(what)}/{more}" for what, more in (("step", "50/8"), ("row", "40"), ("column", "8"))),
         f"{head.format('tile')}/0/0/0?kind=mass", f"{head.format('dots')}?rows=0:9&cols=0:20",

@@ -227,7 +227,8 @@ def test_the_tour_of_the_example() -> None:
         "What a map is", "A previous-token head", "An induction head", "How the two compose", "Without 1/√d",
         "Without the mask", "The sink", "Your own text",
     ]  # fmt: skip
-    assert [(step["state"]["layer"], step["state"]["head"]) for step in steps[:4]] == [(2, 2), (1, 0), (2, 2), (1, 0)]
+    assert [(step["state"]["layer"], step["state"]["head"]) for step in steps[:4]] == [(2, 2), (1, 0), (2, 2), (2, 2)]
+    assert "reads now, and L1 H0 comes first." in steps[3]["text"]
     row = steps[4]["state"]["i"]
     weights = look_data(example(Settings())).weights(2, 2, slice(row, row + 1))[0]
     assert f"of the marked row is {np.nanmax(weights):.2f} with it and 1.00 without" in steps[4]["text"]

@@ -7,7 +7,7 @@ import pytest
 
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer
-from regard.viewer.data import paths
+from regard.viewer.data.sentences import UNWRITTEN
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, captured, example
 from regard.viewer.scene.weights import weights
@@ -44,8 +44,8 @@ def test_weights_alone_have_products_of_weights() -> None:
 
 def test_what_is_unknown_is_said() -> None:
     q, k = RNG.standard_normal((2, 2, 8, 4))
-    assert asked(example(Settings("to be")), "earlier/0/1/3/2")["why"] == paths.FIRST
-    assert asked(arrays(q[:, :3], k), "earlier/0/1/2/2")["why"] == paths.TWO_TEXTS
+    assert asked(example(Settings("to be")), "earlier/0/1/3/2")["why"] == UNWRITTEN["first"]
+    assert asked(arrays(q[:, :3], k), "earlier/0/1/2/2")["why"] == UNWRITTEN["two_texts"]
     assert asked(example(Settings("to be")), "earlier/1/1/9/2") == {"error": "query 9 does not exist: there are 6"}
     assert asked(example(Settings("to be")), "earlier/1/1/2/9") == {"error": "key 9 does not exist: there are 6"}
 
@@ -54,5 +54,5 @@ def test_keys_that_were_cached_have_no_writers() -> None:
     q, k = RNG.standard_normal((2, 2, 8, 4))
     seen = Capture([Layer.of(f"layers.{n}", q[:, 5:], k, causal=True, offset=5, number=n) for n in (0, 1)])
     (scene,) = captured(seen)
-    assert asked(scene, "earlier/1/0/2/3")["why"] == paths.CACHED
+    assert asked(scene, "earlier/1/0/2/3")["why"] == UNWRITTEN["cached"]
     assert asked(scene, "earlier/1/0/2/6")["why"] == ""

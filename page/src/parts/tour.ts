@@ -8,7 +8,7 @@ import { withTerms } from "./terms";
 const TARGETS: Record<string, string> = {
   overview: ".middle",
   map: ".deepmap",
-  compare: ".panes",
+  token: ".earlier",
   scale: ".pair",
 };
 

@@ -1,7 +1,8 @@
-import type { Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
+import type { Earlier, Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { sinkShare } from "../numbers/sinks";
+import { earlierOf } from "./earlier";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
@@ -69,6 +70,7 @@ export class FileSource implements Source {
     const typed = await this.typed?.json(scene, what, place.split("/").slice(3), new URLSearchParams(query));
     if (typed !== undefined) return typed;
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
+    if (what === "earlier") return this.earlier(scene, Number(layer), Number(head), Number(i), Number(j));
     if (what === "step") {
       const weights = this.steps(`${scene}/${layer}/${head}`);
       const share = weights.head.sink ? this.sinks(`${scene}/sinks/${layer}/${head}`)[Number(i)] : undefined;
@@ -152,6 +154,17 @@ export class FileSource implements Source {
       }
     }
     return rows;
+  }
+
+  /** The earlier heads that wrote what a head reads at key j. */
+  private earlier(scene: string, layer: number, head: number, i: number, j: number): Promise<Earlier> {
+    const layers = this.layersOf(scene);
+    const of = (number: number, k: number): Weights => this.weights(`${scene}/${number}/${k}`);
+    const heads = {
+      row: (number: number, k: number, q: number) => of(number, k).block(q, q + 1, 0, layers[number].n_k),
+      norms: (number: number, k: number) => new Float32Array(normsOf(of(number, k))),
+    };
+    return earlierOf(heads, layers, { layer, head, i, j }, this.data.answers["api/words"] as Words);
   }
 
   private weights(name: string): Weights {

@@ -4,6 +4,7 @@ import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, printable } from "../numbers/format";
 import { leavesAside } from "../parts/aside";
 import { tokenChooser } from "../parts/chooser";
+import { earlierHeads, readAt } from "../parts/earlier";
 import { kindsOf } from "../parts/headgrid";
 import { shadeKey } from "../parts/legend";
 import { rowBars, shadedText } from "../parts/tokenrow";
@@ -41,12 +42,18 @@ class TokenView implements View {
   private readonly heading = h("h2", {});
   private readonly below = h("h2", {});
   private readonly bars = h("div", {});
+  private readonly earlier = h("section", { class: "earlier", "aria-label": "Earlier heads" });
   private readonly text = h("div", { class: "overlay-text", tabindex: 0, role: "region", "aria-label": "The text" });
   readonly element = h(
     "section",
     { class: "view one-token", "aria-label": "One token" },
     this.controls,
-    h("div", { class: "token-main" }, this.matrix, h("aside", {}, this.heading, this.text, this.below, this.bars)),
+    h(
+      "div",
+      { class: "token-main" },
+      this.matrix,
+      h("aside", {}, this.heading, this.text, this.below, this.bars, this.earlier),
+    ),
   );
   /** Heads of the layer with the most. */
   private readonly most: number;
@@ -57,11 +64,13 @@ class TokenView implements View {
   private readonly write;
   private readonly load;
   private readonly measure;
+  private readonly lookBack;
 
   constructor(private readonly context: Context) {
     this.write = latest(context.fail);
     this.load = latest(context.fail);
     this.measure = latest(context.fail);
+    this.lookBack = latest(context.fail);
     this.most = Math.max(...context.scene.layers.map(({ heads }) => heads));
     this.text.addEventListener("click", (event) => {
       const token = (event.target as HTMLElement).closest("[data-token]")?.getAttribute("data-token");
@@ -71,6 +80,7 @@ class TokenView implements View {
 
   update(_: State, changed: ReadonlySet<keyof State>): void {
     if (changed.has("scene")) this.tell();
+    if (touches(changed, "scene", "layer", "head", "i", "j")) this.showEarlier();
     if (touches(changed, "scene", "i")) this.show();
     else if (touches(changed, "layer", "head", "scale", "tone", "near")) {
       this.drawControls();
@@ -173,6 +183,19 @@ class TokenView implements View {
       const shown = shadedText(this.context, row, this.keys, i, most, said);
       this.nameLookers(shown);
       this.text.replaceChildren(shown);
+    });
+  }
+
+  /** Which earlier heads wrote what the chosen head reads most, or at the chosen key. */
+  private showEarlier(): void {
+    this.lookBack(async (current) => {
+      const { data, store } = this.context;
+      const layer = layerOf(this.context);
+      const i = chosenQuery(store.state, layer);
+      const row = await data.row(headAt(store.state), i);
+      const j = store.state.j < 0 ? readAt(row, sameTokens(layer)) : Math.min(store.state.j, layer.n_k - 1);
+      const shown = await earlierHeads(this.context, i, j);
+      if (current()) this.earlier.replaceChildren(...shown);
     });
   }
 

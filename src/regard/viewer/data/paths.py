@@ -7,14 +7,11 @@ import numpy as np
 
 from regard.interpret.paths import earlier_heads
 from regard.viewer.data.ablation import value_norms
+from regard.viewer.data.sentences import UNWRITTEN
 from regard.viewer.scene.scenes import Array, Head, SceneLayer
 
 LISTED = 12
 """Heads that are told."""
-
-TWO_TEXTS = "Keys are of another text here: no head of these layers wrote there."
-CACHED = "This key was cached: the weights that wrote there were not kept."
-FIRST = "No layer is earlier than this one: it reads the tokens themselves."
 
 HeadOf = Callable[[int, int], Head]
 
@@ -23,10 +20,10 @@ def unwritten(layers: tuple[SceneLayer, ...], layer: int, j: int) -> str:
     """Return why no earlier head is known to have written at key j, empty if any is."""
     of = layers[layer]
     if of.cross:
-        return TWO_TEXTS
+        return UNWRITTEN["two_texts"]
     if not layer:
-        return FIRST
-    return "" if 0 <= query_at(of, j) < of.problem.n_q else CACHED
+        return UNWRITTEN["first"]
+    return "" if 0 <= query_at(of, j) < of.problem.n_q else UNWRITTEN["cached"]
 
 
 def query_at(of: SceneLayer, j: int) -> int:

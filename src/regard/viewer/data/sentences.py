@@ -35,6 +35,19 @@ VIEWS = {
 }
 """A line for each view. {more} is one of `MORE`, {sum} one of `SUMS`."""
 
+NO_PROOF = (
+    "A large product is no proof of a cause: the residual stream, the MLPs between, and what the output projections "
+    "and the next queries and keys make of a value are left out."
+)
+"""The limits of a product of weights along a path through two heads."""
+
+UNWRITTEN = {
+    "two_texts": "Keys are of another text here: no head of these layers wrote there.",
+    "first": "No layer is earlier than this one: it reads the tokens themselves.",
+    "cached": "This key was cached: the weights that wrote there are not known.",
+}
+"""Reasons why no earlier head is known to have written at a key."""
+
 
 class Term(NamedTuple):
     """A term of the field, its meaning, and plain words for it."""
@@ -283,4 +296,6 @@ def words() -> dict[str, Any]:
         "tentative": TENTATIVE,
         "beginning": BEGINNING,
         "caveat": CAVEAT,
+        "no_proof": NO_PROOF,
+        "unwritten": UNWRITTEN,
     }

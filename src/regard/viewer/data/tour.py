@@ -10,6 +10,7 @@ from regard.interpret.heads import NOTABLE, HeadStatistics
 from regard.viewer.data import sentences
 from regard.viewer.data.dots import dots
 from regard.viewer.data.finding import Candidate, Pick, name_of, row_sentence
+from regard.viewer.data.paths import described
 from regard.viewer.scene.scenes import Head, Scene
 
 LATE = 64
@@ -71,7 +72,7 @@ def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick,
             )
         )
         if previous is not None and previous.layer < induction.layer:
-            steps.append(_composed(scene, name, first, previous, induction))
+            steps.append(_composed(scene, first, previous, induction, b))
     if not scene.layers[picked.layer].lacks:
         steps.append(_unscaled(scene.layers[picked.layer].head(picked.head, b), first))
     if scene.settings is not None and scene.settings.get("causal"):
@@ -115,20 +116,25 @@ def candidates(heads: Sequence[HeadStatistics]) -> list[Candidate]:
 
 
 def _composed(
-    scene: Scene, name: str, first: dict[str, Any], previous: HeadStatistics, induction: HeadStatistics
+    scene: Scene, first: dict[str, Any], previous: HeadStatistics, induction: HeadStatistics, b: int
 ) -> TourStep:
+    """Return the step about a path: the earlier heads that wrote what the last query of an induction head reads."""
     one, other = (_called(scene, x.layer, x.head) for x in (previous, induction))
+    last = first["i"]
+    row = scene.layers[induction.layer].head(induction.head, b).weights_of(np.array([last]))[0]
+    j = 1 + int(row[1:].argmax())  # the first token is where heads rest
+    at = (induction.layer, induction.head, last, j)
+    ranked = described(scene.layers, lambda layer, head: scene.layers[layer].head(head, b), at, b)["heads"]
+    first_is = ranked and (ranked[0]["layer"], ranked[0]["head"]) == (previous.layer, previous.head)
+    place = f", and {one} comes first" if first_is else ""
     return TourStep(
         "How the two compose",
         f"{one} comes first: it tells each token what stood before it. {other}, in a later layer, looks for tokens "
         "that were told the same as the current one is: those that came after an earlier copy. Two heads together copy "
-        "what came next. Neither can do it alone.",
-        first
-        | {
-            "view": "compare", "layer": previous.layer, "head": previous.head,
-            "other": f"{name}/{induction.layer}/{induction.head}",
-        },
-    )  # fmt: skip
+        f"what came next. The marked list ranks the earlier heads that wrote what {other} reads now{place}. "
+        "A large product is no proof of a cause: what it leaves out stands below the list.",
+        first | {"view": "token", "layer": induction.layer, "head": induction.head, "j": j},
+    )
 
 
 def _unscaled(head: Head, first: dict[str, Any]) -> TourStep:
