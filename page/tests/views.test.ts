@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import type { Layer } from "../src/data";
 import { arcsIn, leastOf, shownFrom, SINK, USUAL, windowOf } from "../src/numbers/arcs";
+import { inColumns, type TokenRow } from "../src/parts/arcdrawing";
 import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
 import { largestHere } from "../src/parts/legend";
 import { stepOf } from "../src/parts/shadedlines";
@@ -49,6 +50,13 @@ describe("arcs", () => {
     const found = arcsIn({ ...block, sinks }, false, false).filter(({ j }) => j === SINK);
     expect(found.map(({ i, weight }) => [i, weight])).toEqual([10, 11, 12].map((i) => [i, 0.5]));
     expect(arcsIn({ ...block, sinks }, false, true).some(({ j }) => j === SINK)).toBe(false);
+  });
+
+  it("lead from column to column where tokens of two texts are few", () => {
+    const row = (n: number): TokenRow => ({ words: Array<string>(n) }) as unknown as TokenRow;
+    expect(inColumns({ rows: [row(4), row(24)], sink: false })).toBe(true);
+    expect(inColumns({ rows: [row(4), row(24)], sink: true })).toBe(false);
+    expect(inColumns({ rows: [row(4)], sink: false })).toBe(false);
   });
 
   it("are of a window around the chosen token, and from a weight on", () => {

@@ -1,4 +1,4 @@
-/** Arcs from queries to keys: above one row of tokens, or between a row of queries and a row of keys. */
+/** Arcs from queries to keys: above one row of tokens, or between two rows of them, or two columns where they are few. */
 
 import { s } from "../dom";
 import { SINK, type Arc } from "../numbers/arcs";
@@ -37,46 +37,71 @@ const LABELS = 130;
 /** Pixels between two rows. */
 const BETWEEN = { least: 150, most: 340 };
 const LEAST_RISE = 250;
+/** Tokens of two texts up to which they stand in columns, where words are read as they are written. */
+const IN_COLUMNS = 24;
+const COLUMN = { slot: 28, between: { least: 110, most: 420 } };
 
-/** Where tokens stand: x by token, and the lines on which arcs begin and end. */
+/** Where tokens stand: along their row or column, and the lines on which arcs begin and end. */
 interface Places {
   slot: number;
   width: number;
   height: number;
-  x(row: TokenRow, token: number): number;
+  /** Whether tokens stand in two columns. */
+  columns: boolean;
+  along(row: TokenRow, token: number): number;
   from: number;
   to: number;
   /** Pixels of height for each token between the ends of an arc; 0 between two rows. */
   steep: number;
 }
 
-function placesOf({ arcs, rows, sink, width, height }: ArcDrawing): Places {
+/** Whether the tokens of two texts are few enough for columns. */
+export const inColumns = ({ rows, sink }: Pick<ArcDrawing, "rows" | "sink">): boolean =>
+  rows.length === 2 && Math.max(rows[0].words.length, rows[1].words.length + Number(sink)) <= IN_COLUMNS;
+
+const within = ({ least, most }: { least: number; most: number }, x: number): number =>
+  Math.max(least, Math.min(most, x));
+
+/** The places of tokens along their rows or columns, the shorter of two in the middle. */
+function alongOf({ rows, sink }: ArcDrawing, slot: number, most: number): Places["along"] {
   const keys = rows[rows.length - 1];
-  const most = Math.max(rows[0].words.length, keys.words.length + Number(sink));
-  const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (width - 60) / most));
   // The sink stands before the keys, and before all tokens of a single row.
   const ahead = (row: TokenRow): number => (sink && row === keys ? 1 : 0);
-  const free = (row: TokenRow): number => ((most - row.words.length - ahead(row)) * slot) / 2;
-  const x = (row: TokenRow, token: number): number => {
+  return (row, token) => {
+    const free = ((most - row.words.length - ahead(row)) * slot) / 2;
     const place = token === SINK ? 0 : token - row.start + ahead(row);
-    return 20 + free(row) + (place + 0.5) * slot;
+    return 20 + free + (place + 0.5) * slot;
   };
-  const across = { slot, width: most * slot + 40, x };
+}
+
+function placesOf(drawing: ArcDrawing): Places {
+  const { arcs, rows, sink, width, height } = drawing;
+  const keys = rows[rows.length - 1];
+  const most = Math.max(rows[0].words.length, keys.words.length + Number(sink));
+  if (inColumns(drawing)) {
+    const between = within(COLUMN.between, width - 2 * LABELS - 20);
+    const along = alongOf(drawing, COLUMN.slot, most);
+    const size = { slot: COLUMN.slot, width: between + 2 * LABELS, height: most * COLUMN.slot + 40 };
+    return { ...size, columns: true, along, from: LABELS, to: LABELS + between, steep: 0 };
+  }
+  const slot = within(SLOTS, (width - 60) / most);
+  const across = { slot, width: most * slot + 40, columns: false, along: alongOf(drawing, slot, most) };
   if (rows.length === 2) {
-    const between = Math.max(BETWEEN.least, Math.min(BETWEEN.most, height - 2 * LABELS - 20));
+    const between = within(BETWEEN, height - 2 * LABELS - 20);
     return { ...across, height: between + 2 * LABELS, from: LABELS, to: LABELS + between, steep: 0 };
   }
-  const reach = Math.max(1, ...arcs.map(({ i, j }) => Math.abs(x(keys, i) - x(keys, j)) / slot));
+  const reach = Math.max(1, ...arcs.map(({ i, j }) => Math.abs(across.along(keys, i) - across.along(keys, j)) / slot));
   const rise = Math.min(Math.max(LEAST_RISE, height - LABELS - 20), (reach * slot) / 2);
   const base = rise + 14;
   return { ...across, height: base + LABELS, from: base, to: base, steep: rise / (reach * slot) };
 }
 
 /** The course of an arc from its query to its key. */
-function course({ from, to, steep }: Places, x0: number, x1: number): string {
-  const tall = Math.abs(x0 - x1) * steep * 1.33;
-  const [y0, y1] = steep ? [from - tall, to - tall] : [(from + to) / 2, (from + to) / 2];
-  return `M${x0} ${from} C${x0} ${y0} ${x1} ${y1} ${x1} ${to}`;
+function course({ from, to, steep, columns }: Places, a0: number, a1: number): string {
+  const tall = Math.abs(a0 - a1) * steep * 1.33;
+  const [l0, l1] = steep ? [from - tall, to - tall] : [(from + to) / 2, (from + to) / 2];
+  const at = (along: number, line: number): string => (columns ? `${line} ${along}` : `${along} ${line}`);
+  return `M${at(a0, from)} C${at(a0, l0)} ${at(a1, l1)} ${at(a1, to)}`;
 }
 
 const nameIn = (row: TokenRow, token: number): string =>
@@ -86,7 +111,7 @@ function arcElement(drawing: ArcDrawing, places: Places, { i, j, weight }: Arc):
   const [queries, keys] = [drawing.rows[0], drawing.rows[drawing.rows.length - 1]];
   const chosen = drawing.picking === "key" ? j === keys.chosen : i === queries.chosen;
   const path = s("path", {
-    d: course(places, places.x(queries, i), places.x(keys, j)),
+    d: course(places, places.along(queries, i), places.along(keys, j)),
     stroke: drawing.colour(weight),
     "stroke-width": 0.8 + 3.2 * Math.sqrt(weight),
     class: chosen ? "arc chosen" : "arc",
@@ -99,23 +124,32 @@ function arcElement(drawing: ArcDrawing, places: Places, { i, j, weight }: Arc):
   return path;
 }
 
-/** A token's letters, turned, and the box behind them: below their row, or above it. */
-function label(places: Places, x: number, word: string, above: boolean): SVGElement[] {
-  const tall = Math.min(LABELS - 6, 18 + 8 * Math.min(LETTERS, Array.from(word).length));
-  const [y, turn] = above ? [places.from - 10, -90] : [places.to + 10, 90];
-  const box = { x: x - places.slot / 2, y: above ? places.from - 2 - tall : places.to + 2, width: places.slot };
+/** A token's letters and the box behind them: before their line, or after it; in rows they are turned. */
+function label(places: Places, along: number, word: string, before: boolean): SVGElement[] {
+  const { slot, columns } = places;
+  const long = Math.min(LABELS - 6, 18 + 8 * Math.min(LETTERS, Array.from(word).length));
+  const [line, edge] = before ? [places.from - 10, places.from - 2 - long] : [places.to + 10, places.to + 2];
+  const [x, y] = columns ? [line, along] : [along, line];
+  const box = columns
+    ? { x: edge, y: along - slot / 2 + 1, width: long, height: slot - 2 }
+    : { x: along - slot / 2, y: edge, width: slot, height: long };
+  const turn = columns ? 0 : before ? -90 : 90;
   return [
-    s("rect", { ...box, height: tall, rx: 4 }),
+    s("rect", { ...box, rx: 4 }),
     s(
       "text",
       // Turned, letters stand beside their baseline: centred, they are in line with the end of the arc.
-      { transform: `translate(${x} ${y}) rotate(${turn})`, "dominant-baseline": "central" },
+      {
+        transform: `translate(${x} ${y}) rotate(${turn})`,
+        "dominant-baseline": "central",
+        "text-anchor": columns && before ? "end" : "start",
+      },
       document.createTextNode(shortened(word, LETTERS)),
     ),
   ];
 }
 
-function tokenElement(row: TokenRow, token: number, places: Places, above: boolean, light: Light): SVGElement {
+function tokenElement(row: TokenRow, token: number, places: Places, first: boolean, light: Light): SVGElement {
   const word = row.words[token - row.start];
   const chosen = token === row.chosen;
   return s(
@@ -136,7 +170,7 @@ function tokenElement(row: TokenRow, token: number, places: Places, above: boole
       mouseenter: () => light(row.axis, token),
       mouseleave: () => light(row.axis, null),
     },
-    ...label(places, places.x(row, token), word, above),
+    ...label(places, places.along(row, token), word, first),
   );
 }
 
@@ -147,13 +181,14 @@ export function drawArcs(drawing: ArcDrawing): SVGElement {
   const { arcs, rows, sink, picking } = drawing;
   const places = placesOf(drawing);
   const svg = s("svg", {
+    class: places.columns ? "columns" : undefined,
     width: places.width,
     height: places.height,
     viewBox: `0 0 ${places.width} ${places.height}`,
     role: "group",
     "aria-label":
       rows.length === 2
-        ? "Queries above, keys below, arcs from each query to the keys that it attends to"
+        ? "Queries, keys, and lines from each query to the keys that it attends to"
         : "Tokens in a row, arcs from each to those it attends to",
   });
   const light: Light = (axis, token) => {
@@ -163,12 +198,12 @@ export function drawArcs(drawing: ArcDrawing): SVGElement {
   };
   svg.append(...[...arcs].reverse().map((arc) => arcElement(drawing, places, arc)));
   for (const [k, row] of rows.entries()) {
-    const above = rows.length === 2 && k === 0;
-    svg.append(...row.words.map((_, n) => tokenElement(row, row.start + n, places, above, light)));
+    const first = rows.length === 2 && k === 0;
+    svg.append(...row.words.map((_, n) => tokenElement(row, row.start + n, places, first, light)));
   }
   if (sink) {
-    const x = places.x(rows[rows.length - 1], SINK);
-    svg.append(s("g", { class: "word sink" }, ...label(places, x, "sink", false)));
+    const along = places.along(rows[rows.length - 1], SINK);
+    svg.append(s("g", { class: "word sink" }, ...label(places, along, "sink", false)));
   }
   svg.classList.toggle("picking", picking !== null);
   return svg;

@@ -13,6 +13,15 @@ export function toneChoice(store: Store): HTMLElement {
   return choice("Scale", tones, store.state.tone, (tone) => store.set({ tone: tone as Tone }));
 }
 
+/** Whether what rests on the first key, or on a learned sink, is drawn. */
+export const hideTick = (store: Store): HTMLElement =>
+  tick(
+    "Hide the sink",
+    store.state.hide,
+    (hide) => store.set({ hide }),
+    "Weight on the first keys, and on a learned sink, is not drawn; colours are scaled to the rest.",
+  );
+
 /** How a map is drawn. */
 export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
   const { state } = store;
@@ -41,12 +50,7 @@ export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
       state.scale,
       (scale) => store.set({ scale: scale as State["scale"] }),
     ),
-    tick(
-      "Hide the sink",
-      state.hide,
-      (hide) => store.set({ hide }),
-      "Weight on the first keys, and on a learned sink, is not drawn; colours are scaled to the rest.",
-    ),
+    hideTick(store),
     ...more,
   );
 }

@@ -4,8 +4,8 @@ import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { count, printable } from "../numbers/format";
 import { inside } from "../numbers/windows";
 import { powerSlider } from "../parts/powerslider";
-import { drawArcs, type TokenRow } from "../parts/arcdrawing";
-import { toneChoice } from "../parts/mapcontrols";
+import { drawArcs, inColumns, type TokenRow } from "../parts/arcdrawing";
+import { hideTick, toneChoice } from "../parts/mapcontrols";
 import type { State } from "../state";
 import {
   chosenQuery,
@@ -48,6 +48,7 @@ class Arcs implements View {
     this.caption,
     this.place,
   );
+  private readonly hiding;
   private readonly load;
   /** The weight from which arcs are drawn, and whether the reader chose it. */
   private least = USUAL;
@@ -55,10 +56,12 @@ class Arcs implements View {
 
   constructor(private readonly context: Context) {
     this.load = latest(context.fail);
+    this.hiding = hideTick(context.store);
     this.drawControls();
   }
 
   update(_: State, changed: ReadonlySet<keyof State>): void {
+    this.hiding.querySelector("input")!.checked = this.context.store.state.hide;
     if (touches(changed, "scene", "layer", "head", "i", "j", "by", "tone", "scale", "hide")) this.show();
   }
 
@@ -106,12 +109,15 @@ class Arcs implements View {
     const scale = SCALES[scaleName(store.state)];
     const { by, i, j, tone } = store.state;
     const queries = this.row("query", block.r0, block.rows);
-    this.describe(block, shown.length === 0);
+    const rows = same ? ([queries] as const) : ([queries, this.row("key", block.c0, block.cols)] as const);
+    const sink = block.sinks.length > 0 && !store.state.hide;
+    const ends = inColumns({ rows, sink }) ? "Queries left, keys right. " : "Queries above, keys below. ";
+    this.describe(block, same ? "" : ends, shown.length === 0);
     this.place.replaceChildren(
       drawArcs({
         arcs: shown,
-        rows: same ? [queries] : [queries, this.row("key", block.c0, block.cols)],
-        sink: block.sinks.length > 0 && !store.state.hide,
+        rows,
+        sink,
         picking: !same && by && j >= 0 ? "key" : i >= 0 ? "query" : null,
         colour: (weight) => css(ramp(scale, Math.max(FAINTEST, toned(weight, 1, tone)))),
         width: this.place.clientWidth,
@@ -140,11 +146,11 @@ class Arcs implements View {
   }
 
   /** Says which tokens are shown where that is not all of them, and goes to others. */
-  private describe({ r0, rows, c0, cols }: Block, empty: boolean): void {
+  private describe({ r0, rows, c0, cols }: Block, ends: string, empty: boolean): void {
     const { n_q, n_k } = layerOf(this.context);
     const same = sameTokens(layerOf(this.context));
     this.caption.replaceChildren(
-      same ? "" : "Queries above, keys below. ",
+      ends,
       ...(rows < n_q ? this.turning(same ? "Tokens" : "Queries", "i", r0, rows, n_q) : []),
       ...(!same && cols < n_k ? this.turning("Keys", "j", c0, cols, n_k) : []),
       empty ? " No weight is as large as this: move the slider to the left." : "",
@@ -169,6 +175,7 @@ class Arcs implements View {
     this.controls.replaceChildren(
       slider,
       toneChoice(this.context.store),
+      this.hiding,
       h("p", { class: "help" }, `${pointing()} a token to see its arcs alone.`),
     );
   }

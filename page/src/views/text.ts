@@ -5,7 +5,7 @@ import { sinkShare } from "../numbers/sinks";
 import { byWords, wordOf, wordStarts } from "../numbers/words";
 import { Choosing } from "../parts/choosing";
 import { largestHere, shadeKey } from "../parts/legend";
-import { toneChoice } from "../parts/mapcontrols";
+import { hideTick, toneChoice } from "../parts/mapcontrols";
 import { takenOf } from "../parts/moved";
 import { ShadedLines } from "../parts/shadedlines";
 import { fitting, headsList, LISTED, listOf } from "../parts/textlists";
@@ -47,6 +47,7 @@ class TextView implements View {
   private drawKey = (): void => {};
   private readonly main: HTMLElement;
   readonly element: HTMLElement;
+  private readonly hiding;
   private readonly loadText;
   private readonly loadWeights;
   /** The tokens that are shaded. */
@@ -55,6 +56,7 @@ class TextView implements View {
   private starts: number[] = [];
 
   constructor(private readonly context: Context) {
+    this.hiding = hideTick(context.store);
     this.loadText = latest(context.fail);
     this.loadWeights = latest(context.fail);
     const { store } = context;
@@ -77,6 +79,7 @@ class TextView implements View {
 
   update(_: State, changed: ReadonlySet<keyof State>): void {
     if (touches(changed, "by", "tone", "scene", "words", "layer")) this.drawControls();
+    this.hiding.querySelector("input")!.checked = this.context.store.state.hide;
     const { n_q, n_k } = layerOf(this.context);
     const other = this.tokens.length !== (this.axis === "key" ? n_k : n_q);
     if (changed.has("scene") || (changed.has("by") && !this.same) || other) this.showText();
@@ -310,6 +313,7 @@ class TextView implements View {
       choice("Shade", ways, String(store.state.by), turn),
       toneChoice(store),
       ...(scene.has_tokens ? [words] : []),
+      ...(store.state.by ? [] : [this.hiding]),
       h(
         "p",
         { class: "help" },
