@@ -1,10 +1,12 @@
 import { describe, expect, it } from "vitest";
 
 import type { Matrix } from "../src/data";
+import { flowOf } from "../src/numbers/flow";
 import { HeadMatrices, pairOf } from "../src/numbers/headmatrices";
 import { originOf } from "../src/numbers/origins";
 import { cellSizes } from "../src/parts/matrix";
-import { groupsOf, toldOf } from "../src/parts/matrixwords";
+import { axisOf } from "../src/parts/matrixlabels";
+import { toldOf } from "../src/parts/matrixwords";
 
 const matrix = (name: string, tensor: string, values: (number | null)[][], more: Partial<Matrix> = {}): Matrix => ({
   ...{ name, tensor, symbol: tensor.split("[")[0], formula: "", values },
@@ -130,9 +132,42 @@ describe("a number that is chosen", () => {
 });
 
 describe("the matrices of a head", () => {
-  it("stand under headings where the layer is known", () => {
-    expect(groupsOf(alone)).toEqual([{ heading: "", members: STEPS.map((_, at) => at) }]);
-    expect(groupsOf(known).map(({ members }) => members.length)).toEqual([3, 9, 1]);
+  const written = (head: HeadMatrices): string[] =>
+    flowOf(head).map(({ parts }) =>
+      parts
+        .map((part) => ("sign" in part ? part.sign : "at" in part ? head.all[part.at].name : `[${part.symbol}]`))
+        .join(" "),
+    );
+
+  it("are one flow of equations, each matrix shown once", () => {
+    const scores = ["raw scores → scaled → masked", "exp ( [S] − lse ) = softmax", "[P] · values = output"];
+    expect(written(alone)).toEqual([`queries · keys = ${scores[0]}`, ...scores.slice(1)]);
+    expect(written(known)).toEqual([
+      "input · query projection = projected queries → queries",
+      `[Q] · keys = ${scores[0]}`,
+      ...scores.slice(1),
+    ]);
+    const parts = [alone, known].map((head) => flowOf(head).flatMap((one) => one.parts.filter((x) => "at" in x)));
+    expect(parts.map((shown) => shown.length)).toEqual([9, 12]);
+  });
+
+  it("go straight to queries that are not rotated", () => {
+    const plain = LAYER.filter(({ name }) => name !== "projected queries");
+    expect(written(new HeadMatrices(plain, 1))[0]).toBe("input · query projection = queries");
+  });
+
+  it("have labels of the tokens that rows and columns are of", () => {
+    const axes = (name: string) => {
+      const matrix = known.all[known.indexOf(name)];
+      return [axisOf(matrix, "row"), axisOf(matrix, "column")];
+    };
+    expect(["input", "query projection", "keys", "softmax", "lse"].map(axes)).toEqual([
+      ["query", null],
+      [null, null],
+      ["key", null],
+      ["query", "key"],
+      ["query", null],
+    ]);
   });
 
   it("have cells that numbers fit in, or cells of one size", () => {

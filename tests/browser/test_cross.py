@@ -52,7 +52,7 @@ def test_arcs_join_queries_and_keys(tab: Tab, scene: str) -> None:
     assert len(labels) == P.shape[1]
     if scene == "cross":
         assert all(key in {"the·", "white·", "cat·", "is·", "sleeping"} for _, key in arcs(page))
-        assert page.locator(".arcs svg.columns").count() == 1  # so few stand in columns
+        assert page.locator(".arcs svg.in-columns").count() == 1  # so few stand in columns
         assert labels == ["the·", "white·", "cat·", "is·", "sleeping"]
     page.locator(".arcs g.word.key").nth(2).click()
     page.wait_for_selector(".arcs g.word.key.chosen")

@@ -90,7 +90,7 @@ def test_projections_and_heads_side_by_side(tab: Tab) -> None:
     page = tab.open("view=steps&layer=2&head=2&i=53&j=25")
     page.wait_for_selector(".matrix-stage[data-matrix='written']")
     assert page.locator(".all-matrices h3").all_inner_texts() == [
-        "From tokens to queries, keys and values", "The head", "All heads of the layer together",
+        "Queries", "Keys", "Values", "Scores", "Softmax", "Output", "All heads",
     ]  # fmt: skip
     model, trace, n, d, h = regard.examplemodel.ExampleModel.load(), call_of(tab), 54, 32, 4
     of = model.projections(trace, 2)

@@ -181,7 +181,7 @@ export function drawArcs(drawing: ArcDrawing): SVGElement {
   const { arcs, rows, sink, picking } = drawing;
   const places = placesOf(drawing);
   const svg = s("svg", {
-    class: places.columns ? "columns" : undefined,
+    class: places.columns ? "in-columns" : undefined,
     width: places.width,
     height: places.height,
     viewBox: `0 0 ${places.width} ${places.height}`,

@@ -1,11 +1,14 @@
 /** Every matrix of one small head, linked: touch a number, and what made it is marked. */
 
 import type { Matrix } from "../data";
-import { h } from "../dom";
+import { h, reveal } from "../dom";
+import { css, ramp, SIGNED } from "../numbers/colour";
+import { flowOf, type Part } from "../numbers/flow";
+import { printable } from "../numbers/format";
 import { HeadMatrices, pairOf, type Spot } from "../numbers/headmatrices";
 import { scaleName, tokensOf, type Context } from "../views/view";
 import { cellSizes, matrixFigure, type MatrixActions, type MatrixFigure } from "./matrix";
-import { groupsOf, toldOf } from "./matrixwords";
+import { toldOf } from "./matrixwords";
 
 /** Queries, and keys, of a head whose matrices are shown. */
 export const MOST = 128;
@@ -15,6 +18,15 @@ export interface MatricesPanel {
   /** Shows the matrices of a head, query i and key j marked. */
   show(matrices: readonly Matrix[], i: number, j: number): void;
   mark(i: number, j: number): void;
+}
+
+/** What colours of numbers mean: each matrix has the scale of its own largest number. */
+function signedKey(): HTMLElement {
+  const bar = h("i", { class: "scale-bar", "aria-hidden": "true" });
+  const stops = Array.from({ length: 9 }, (_, k) => css(ramp(SIGNED, k / 8)));
+  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  const said = "Numbers: each matrix by its own largest; weights from 0 to 1; striped: hidden by the mask";
+  return h("p", { class: "help shade-key" }, "below 0", bar, "above 0. ", said);
 }
 
 /** The panel's state: a head, its figures by the number of their matrix, and the number that was chosen. */
@@ -39,14 +51,35 @@ class Panel implements MatricesPanel {
     const head = new HeadMatrices(matrices, state.head);
     const sizes = cellSizes(head);
     this.head = head;
-    this.figures = matrices.map((_, at) => matrixFigure(head, at, sizes[at], scaleName(state), this.actions(at)));
+    const colours = scaleName(state);
+    this.figures = matrices.map((_, at) =>
+      matrixFigure(head, at, sizes[at], colours, this.actions(at), (axis, t) => this.tokenAt(axis, t)),
+    );
     this.place.replaceChildren(
-      ...groupsOf(head).flatMap(({ heading, members }) => [
-        ...(heading ? [h("h3", {}, heading)] : []),
-        h("div", { class: "matrices" }, ...members.map((at) => this.figures[at].element)),
-      ]),
+      signedKey(),
+      ...flowOf(head).map(({ heading, parts }) =>
+        h(
+          "section",
+          { class: "equation" },
+          h("h3", {}, heading),
+          h("div", { class: "matrices" }, ...parts.map((part) => this.part(part))),
+        ),
+      ),
     );
     this.chooseWeight(i, j);
+  }
+
+  private part(part: Part): HTMLElement {
+    if ("sign" in part) return h("b", { class: "sign" }, part.sign);
+    if ("at" in part) return this.figures[part.at].element;
+    const name = this.head.all[part.again].name;
+    const go = (): void => reveal(this.element.parentElement as HTMLElement, this.figures[part.again].element);
+    return h("button", { type: "button", class: "again", title: `${name}: shown above`, click: go }, part.symbol);
+  }
+
+  private tokenAt(axis: "query" | "key", t: number): string | undefined {
+    const token = tokensOf(this.context)[axis]?.at(t);
+    return token === undefined ? undefined : printable(token);
   }
 
   /** Marks a pair; another number that was chosen stays chosen. */

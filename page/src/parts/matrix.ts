@@ -1,10 +1,12 @@
 /** One matrix as a figure: its numbers as colours, touched by pointer and keys, cells of it outlined. */
 
+import type { Matrix } from "../data";
 import { h, s } from "../dom";
 import { css, ramp, readableOn, SCALES, SIGNED, toned, type ScaleName } from "../numbers/colour";
 import { short } from "../numbers/format";
 import type { HeadMatrices, Mark, Spot } from "../numbers/headmatrices";
-import { questionOf } from "./matrixwords";
+import { labelsOf } from "./matrixlabels";
+import { questionOf, type TokenAt } from "./matrixwords";
 
 /** Width and height of a cell, in pixels. */
 export type CellSize = readonly [width: number, height: number];
@@ -102,12 +104,19 @@ export interface MatrixFigure {
   clear(): void;
 }
 
+/** A stage with the tokens of its rows and columns. */
+function labelled(matrix: Matrix, [width, height]: CellSize, stage: HTMLElement, tokenAt: TokenAt): HTMLElement {
+  const [rows, columns] = [labelsOf(matrix, "row", height, tokenAt), labelsOf(matrix, "column", width, tokenAt)];
+  return h("div", { class: "labelled" }, columns && h("span", {}), columns, rows ?? h("span", {}), stage);
+}
+
 export function matrixFigure(
   head: HeadMatrices,
   at: number,
   size: CellSize,
   scale: ScaleName,
   actions: MatrixActions,
+  tokenAt: TokenAt,
 ): MatrixFigure {
   const { name, tensor, values } = head.all[at];
   const [rows, cols, width, height] = [values.length, values[0].length, ...size];
@@ -133,7 +142,7 @@ export function matrixFigure(
   paint(canvas, head, at, size, scale);
   const caption = h("figcaption", {}, h("b", {}, name), ` ${tensor}`, h("em", {}, questionOf(name)));
   return {
-    element: h("figure", { class: "matrix" }, caption, stage),
+    element: h("figure", { class: "matrix" }, caption, labelled(head.all[at], size, stage, tokenAt)),
     outline({ row, col }, kind) {
       const [x, y] = [(col ?? 0) * width, (row ?? 0) * height];
       const wide = col === undefined ? cols * width : width;

@@ -1,15 +1,8 @@
-/** What is said of the matrices of a head: a heading, a question each answers, and one number of them. */
+/** What is said of the matrices of a head: a question each answers, and one number of them. */
 
 import { printable } from "../numbers/format";
 import { pairOf, type HeadMatrices, type Spot, type Value } from "../numbers/headmatrices";
 import { originOf, said, type Origin } from "../numbers/origins";
-
-/** What stands above the matrices, by the name of the first. */
-const HEADINGS: Record<string, string> = {
-  input: "From tokens to queries, keys and values",
-  queries: "The head",
-  "heads side by side": "All heads of the layer together",
-};
 
 const QUESTIONS: Record<string, string> = {
   input: "What is known of each token?",
@@ -35,23 +28,6 @@ const QUESTIONS: Record<string, string> = {
 
 /** The question that a quantity of the head answers, in a token's words. */
 export const questionOf = (name: string): string => QUESTIONS[name] ?? "";
-
-/** Matrices under a heading, by their numbers. */
-export interface Group {
-  heading: string;
-  members: number[];
-}
-
-/** The matrices in order, under headings if the model is known: without it there is the head alone. */
-export function groupsOf({ all }: HeadMatrices): Group[] {
-  const groups: Group[] = [];
-  all.forEach(({ name }, at) => {
-    const heading = all[0].name === "input" ? (HEADINGS[name] ?? "") : "";
-    if (heading || !groups.length) groups.push({ heading, members: [] });
-    groups[groups.length - 1].members.push(at);
-  });
-  return groups;
-}
 
 /** A query's or a key's token, if it is known. */
 export type TokenAt = (axis: "query" | "key", index: number) => string | undefined;
