@@ -6,6 +6,7 @@ import { inside } from "./numbers/windows";
 import { Editor, type Typing } from "./parts/editor";
 import { Handover } from "./parts/handover";
 import { buttons, choices, tabsOf, type Theme } from "./parts/header";
+import { lightTokens } from "./parts/lit";
 import { Notice } from "./parts/notice";
 import { glossary, lineOf, withTerms } from "./parts/terms";
 import { Tour } from "./parts/tour";
@@ -33,6 +34,7 @@ import {
   type Context,
   type MakeView,
   type View,
+  sameTokens,
 } from "./views/view";
 
 const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
@@ -128,6 +130,7 @@ export class App {
       this.help,
       this.share.element,
     );
+    lightTokens(this.main, () => sameTokens(this.scene.layers[this.store.state.layer]));
     this.dress();
     this.system.addEventListener("change", this.dress);
     if (host) {

@@ -159,6 +159,7 @@ function tokenElement(row: TokenRow, token: number, places: Places, first: boole
       tabindex: 0,
       role: "button",
       "data-token": token,
+      "data-axis": row.axis,
       "aria-label": `${row.axis} ${token} ${shortened(word)}`,
       "aria-pressed": String(chosen),
       click: () => row.pick(token),

@@ -37,6 +37,7 @@ export class Choosing {
     const { start, stop } = windowAround(from, n, SHOWN);
     const tokens = tokensOf(this.context)[axis];
     await tokens?.load(start, stop);
+    this.element.dataset.axis = axis;
     this.label.textContent = `${name}: choose one`;
     this.text.setAttribute("aria-label", `${name}. Arrow keys choose one.`);
     this.text.replaceChildren(

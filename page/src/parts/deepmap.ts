@@ -6,7 +6,9 @@ import type { BothTokens } from "../data";
 import { fitted, h, perFrame } from "../dom";
 import { short } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
+import { CELL, TOKEN, type Pointed } from "./lit";
 import type { Picture, Pixels } from "./pictures";
+import { PointerTag } from "./pointertag";
 import { drawRuler } from "./rulers";
 import { SinkColumn } from "./sinkcolumn";
 import { cellWidth, stageOf, WIDEST_CELL } from "./stage";
@@ -74,6 +76,8 @@ export class DeepMap {
   private tokens: BothTokens = { query: null, key: null };
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
+  /** The value beside the pointer, for who knows it. */
+  readonly tag = new PointerTag();
   /** Where the pointer is, in pixels of the stage: what lies below it changes when the map moves. */
   private pointer: { x: number; y: number } | null = null;
   private readonly waiting = h("p", { class: "waiting", role: "status" }, "The first part of this map is on its way …");
@@ -102,6 +106,7 @@ export class DeepMap {
       this.ground,
       place,
       this.overlay,
+      this.tag.element,
       this.waiting,
     );
     const { label, element: sinks } = this.sinks;
@@ -162,12 +167,21 @@ export class DeepMap {
       const box = this.stage.getBoundingClientRect();
       this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
       this.point(this.cellAt(this.pointer.x, this.pointer.y));
+      this.tag.move(this.pointed && this.pointer);
     });
     this.stage.addEventListener("pointerleave", () => {
       this.pointer = null;
+      this.tag.move(null);
       this.point(null);
     });
     this.stage.addEventListener("keydown", (event) => this.key(event));
+    this.element.addEventListener(TOKEN, (event) => {
+      const pointed = (event as CustomEvent<Pointed | null>).detail;
+      if (!this.chosen) return;
+      const cell = pointed && { ...this.chosen, [pointed.axis === "query" ? "i" : "j"]: pointed.token };
+      this.mark(cell);
+      this.options.onPoint(cell);
+    });
   }
 
   /** Gives the stage the shape of the matrix. */
@@ -394,6 +408,7 @@ export class DeepMap {
     if (cell?.i === this.pointed?.i && cell?.j === this.pointed?.j) return;
     this.mark(cell);
     this.options.onPoint(cell);
+    this.element.dispatchEvent(new CustomEvent(CELL, { bubbles: true, detail: cell }));
   }
 
   private key(event: KeyboardEvent): void {

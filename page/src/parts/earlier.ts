@@ -31,7 +31,7 @@ function line(context: Context, one: Line, word: string, most: number, j: number
     "tr",
     { "data-earlier": `${one.layer}/${one.head}`, "data-product": one.product },
     h("th", { scope: "row" }, h("button", { type: "button", class: "link", click: go }, name)),
-    h("td", {}, h("span", { class: "word" }, word), h("small", {}, ` ${count(one.key)}`)),
+    h("td", {}, h("span", { class: "word", "data-token": one.key }, word), h("small", {}, ` ${count(one.key)}`)),
     h("td", { class: "plain" }, one.weight.toFixed(2)),
     h("td", {}, amount(one.product / most, product, "taken")),
   );

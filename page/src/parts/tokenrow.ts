@@ -135,7 +135,12 @@ export function rowBars(
     .slice(0, LISTED)
     .map((t) =>
       bar(
-        h("span", { class: "word" }, tokens ? printable(tokens[t] ?? "") : "", h("small", {}, count(t))),
+        h(
+          "span",
+          { class: "word", "data-token": t },
+          tokens ? printable(tokens[t] ?? "") : "",
+          h("small", {}, count(t)),
+        ),
         row[t],
         row[t].toFixed(3),
         () => context.store.set({ [axis]: t }),
@@ -147,7 +152,8 @@ export function rowBars(
     const line = bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3));
     bars.splice(placeOf(sink, listed.slice(0, LISTED), row), 0, line);
   }
-  const list = h("ol", { class: taken.length ? "shares taken" : "shares" }, taken.length > 0 && columnHeads(), ...bars);
+  const named = { class: taken.length ? "shares taken" : "shares", "data-axis": axis === "i" ? "query" : "key" };
+  const list = h("ol", named, taken.length > 0 && columnHeads(), ...bars);
   const switched = aside.length > 0 || (near && sameTokens(layer));
   return switched ? h("div", {}, list, asideLine(context, asideSaid(aside, row, of, of + 1))) : list;
 }

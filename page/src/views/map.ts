@@ -125,6 +125,7 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
       if (!current()) return;
       told = sink !== "";
       readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value), sink);
+      map.tag.show(value);
       if (aloud) context.say(`${names}: ${value}`);
     });
 

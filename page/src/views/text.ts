@@ -7,6 +7,7 @@ import { Choosing } from "../parts/choosing";
 import { largestHere, shadeKey } from "../parts/legend";
 import { hideTick, toneChoice } from "../parts/mapcontrols";
 import { takenOf } from "../parts/moved";
+import { SearchBox } from "../parts/searchbox";
 import { ShadedLines } from "../parts/shadedlines";
 import { fitting, headsList, LISTED, listOf } from "../parts/textlists";
 import type { State } from "../state";
@@ -48,6 +49,7 @@ class TextView implements View {
   private readonly main: HTMLElement;
   readonly element: HTMLElement;
   private readonly hiding;
+  private readonly search;
   private readonly loadText;
   private readonly loadWeights;
   /** The tokens that are shaded. */
@@ -57,6 +59,10 @@ class TextView implements View {
 
   constructor(private readonly context: Context) {
     this.hiding = hideTick(context.store);
+    this.search = new SearchBox((token) => {
+      this.take(token, false);
+      this.lines.show(token, "center");
+    });
     this.loadText = latest(context.fail);
     this.loadWeights = latest(context.fail);
     const { store } = context;
@@ -66,7 +72,7 @@ class TextView implements View {
         tone: () => store.state.tone,
         chosen: () => (this.same ? this.range() : [this.other(), this.other() + 1]),
         nameOf: (t) => this.nameOf(t),
-        pick: (t, several) => (this.same ? this.pick(t, several) : store.set({ [this.shaded[0]]: t })),
+        pick: (t, several) => this.take(t, several),
         end: (several) => this.end(several),
       },
       () => this.main.classList.toggle("short", this.short),
@@ -139,6 +145,12 @@ class TextView implements View {
     return several && span >= 0 ? span : this.picked();
   }
 
+  /** A token of the shaded text is chosen. */
+  private take(token: number, several: boolean): void {
+    if (this.same) this.pick(token, several);
+    else this.context.store.set({ [this.shaded]: token });
+  }
+
   private pick(token: number, several: boolean): void {
     const { store } = this.context;
     if (several) store.set({ span: token });
@@ -175,7 +187,10 @@ class TextView implements View {
       const name = this.same ? "Tokens of the text" : axis === "key" ? "Keys" : "Queries";
       const several = this.same ? ", with Shift several" : "";
       this.lines.element.setAttribute("aria-label", `${name}. Arrow keys choose one${several}.`);
+      this.lines.element.dataset.axis = this.list.dataset.axis = axis;
+      this.back.dataset.axis = this.chosenAxis;
       this.lines.setTokens(this.tokens);
+      this.search.setTokens(this.context.scene.has_tokens ? this.tokens : []);
       this.showWeights(true);
     });
   }
@@ -312,7 +327,7 @@ class TextView implements View {
     this.controls.replaceChildren(
       choice("Shade", ways, String(store.state.by), turn),
       toneChoice(store),
-      ...(scene.has_tokens ? [words] : []),
+      ...(scene.has_tokens ? [words, this.search.element] : []),
       ...(store.state.by ? [] : [this.hiding]),
       h(
         "p",

@@ -127,10 +127,10 @@ class TokenView implements View {
         title: `${name}: ${all || "sees no key"}${sink}${mine?.kinds.length ? `\n${kindsOf(mine)}` : ""}`,
         click: () => store.set({ layer: row.layer, head: row.head }),
       },
-      h("span", { class: "word" }, first ? this.word(first.key) : "–"),
+      h("span", { class: "word", "data-token": first?.key }, first ? this.word(first.key) : "–"),
       h("small", {}, first ? `${count(first.key)} · ${first.weight.toFixed(2)}` : ""),
       ...(roomy ? more : []).map(({ key, weight }) =>
-        h("span", { class: "more" }, `${this.word(key)} ${weight.toFixed(2)}`),
+        h("span", { class: "more", "data-token": key }, `${this.word(key)} ${weight.toFixed(2)}`),
       ),
       row.sink !== undefined && h("span", { class: "more" }, `sink ${row.sink.toFixed(2)}`),
     );
