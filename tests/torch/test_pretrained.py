@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 
 import regard
 from regard.cli import main
+from regard.viewer import command
 from regard.viewer.looking import scenes_of
+from regard.viewer.scene.own import SENTENCE
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
@@ -118,6 +121,19 @@ def test_without_a_text_it_reads_tokens_that_repeat(llama: Path, capsys: pytest.
     assert (status, err) == (0, "")
     assert "8 heads in 2 layers, 101 tokens" in out
     assert "L1 H3 (keys of 1)" in out
+
+
+def test_a_page_without_a_text_keeps_the_model(llama: Path, tmp_path: Path) -> None:
+    """A model opens on a sentence, and reads what is typed; one without a tokenizer has tokens that repeat."""
+    given = {"text": None, "capture": None, "arrays": None, "dtype": None}
+    scenes = command._of_page(Namespace(model=str(llama), **given), None, None, lambda stage: None)
+    of_python = scenes_of(transformers.LlamaForCausalLM.from_pretrained(llama), tokenizer=tokenizer())
+    for (scene,) in (scenes, of_python):
+        assert (scene.settings, scene.predicts) == ({"text": SENTENCE}, "next")
+        assert scene.runner.scenes({"text": TEXT})[0].query_tokens[1] == "the"
+    transformers.LlamaForCausalLM.from_pretrained(llama).save_pretrained(tmp_path)
+    (scene,) = command._of_page(Namespace(model=str(tmp_path), **given), None, None, lambda stage: None)
+    assert (scene.runner, scene.layers[0].problem.n_q) == (None, 101)
 
 
 def test_an_encoder_reads_and_its_decoder_answers(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -356,7 +356,7 @@ def test_look_serves_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
             ("text",),
             {},
             TypeError,
-            "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=",
+            "look takes query and key, a regard.Capture, a PyTorch model with tokenizer=",
         ),
         ((), {"text": ""}, ValueError, "text is empty: give at least one character"),
         ((), {"causal": True}, TypeError, r"causal goes with query and key: look\(query, key, ...\)"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from regard.interpret import inputs
 from regard.rules import Mask
 from regard.viewer.scene import sources, words
-from regard.viewer.scene.own import TextRunner
+from regard.viewer.scene.own import SENTENCE, TextRunner
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.weights import weights
 from regard.viewer.serve import saving
@@ -108,13 +108,18 @@ def _serve(
 
 
 def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
-    """Return the scenes of a page: a model that is given a text stays, and reads those that are typed."""
+    """Return the scenes of a page: a model stays, and reads the texts that are typed."""
     if (text, arguments.capture, arguments.model, arguments.arrays) == (None,) * 4:
         return words.page(progress)
-    if arguments.model is None or text is None:
+    if arguments.model is None:
         return _scenes(arguments, text, mask, progress)
-    runner = TextRunner(*inputs.running(arguments.model, progress, arguments.dtype))
-    return runner.scenes({"text": text}, progress)
+    try:
+        runner = TextRunner(*inputs.running(arguments.model, progress, arguments.dtype))
+    except ValueError:
+        if text is None:  # without a tokenizer it reads random tokens
+            return _scenes(arguments, text, mask, progress)
+        raise
+    return runner.scenes({"text": SENTENCE if text is None else text}, progress)
 
 
 def _leave(status: int) -> NoReturn:

@@ -41,12 +41,12 @@ def look(
 
     Args:
         what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`;
-            or a `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`. Without it
+            or a `regard.Capture`; or a PyTorch model, with its `tokenizer` and a `text`. Without it
             the small trained model that ships with regard reads `text`. Without a text either, the
             page opens on sentences that larger models have read, and lists that model beside them.
         key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the
             weighted sum is shown.
-        text: the text that a model reads.
+        text: the text that a model reads, by default a short sentence.
         tokenizer: the tokenizer of a PyTorch model, with the interface of transformers.
         tokens, key_tokens: pieces of text, one for each query and each key. `tokens` serves both if
             there are as many keys as queries.
@@ -158,7 +158,7 @@ def scenes_of(
         return of_model(what, text, tokenizer)
     if not arrays:
         raise TypeError(
-            "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=, or nothing but "
+            "look takes query and key, a regard.Capture, a PyTorch model with tokenizer=, or nothing but "
             f"text=; got {type(what).__name__}"
         )
     for name, x in (("value", value), ("lse", options.get("lse"))):
@@ -198,12 +198,11 @@ def numpy_of_layers(given: Any) -> Any:
 
 def of_model(model: Any, text: str | None, tokenizer: Any) -> tuple[Scene, ...]:
     """Return the scenes of a PyTorch model that reads a text, and then those that are typed."""
-    from regard.viewer.scene.own import TextRunner
+    from regard.viewer.scene.own import SENTENCE, TextRunner
 
-    if text is None or tokenizer is None:
-        missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)
-        raise TypeError(f"a model needs {missing}: look(model, text=..., tokenizer=...)")
-    return TextRunner(model, tokenizer).scenes({"text": text})
+    if tokenizer is None:
+        raise TypeError("a model needs its tokenizer: look(model, text=..., tokenizer=...)")
+    return TextRunner(model, tokenizer).scenes({"text": SENTENCE if text is None else text})
 
 
 def numpy_of(x: Any) -> Array:

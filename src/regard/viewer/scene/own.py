@@ -12,6 +12,9 @@ from regard.viewer.scene.running import Expected, HeadLosses, Heads, Predicts, P
 from regard.viewer.scene.scenes import Scene, SceneLayer
 from regard.viewer.scene.sources import captured
 
+SENTENCE = "The cat sat on the mat because it was tired."
+"""The text that a model reads first unless one is given."""
+
 NOTHING_EXPECTED = (
     "this model predicts no tokens: it was loaded without its head for words, as AutoModelForCausalLM and "
     "AutoModelForMaskedLM load one"
