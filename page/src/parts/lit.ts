@@ -27,7 +27,9 @@ export function lightTokens(root: HTMLElement, same: () => boolean): void {
     for (const element of lit) element.classList.add("lit-token");
   };
   const tell = (pointed: Pointed | null): void => {
-    for (const map of root.querySelectorAll(".deepmap")) map.dispatchEvent(new CustomEvent(TOKEN, { detail: pointed }));
+    // A view that is kept until the next one has come is of another scene.
+    const maps = [...root.querySelectorAll(".deepmap")].filter((map) => !map.closest(".stale"));
+    for (const map of maps) map.dispatchEvent(new CustomEvent(TOKEN, { detail: pointed }));
   };
   let last = "";
   root.addEventListener("pointerover", ({ target }) => {
