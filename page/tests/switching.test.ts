@@ -29,6 +29,11 @@ describe("heads that can be switched off", () => {
     for (const one of said) expect(one).not.toContain("choose it above");
   });
 
+  it("are said to need the model of a page that holds what was typed into one's own", () => {
+    expect(whyNot(scene("model", { text: "a" }, false), [], "file")).toContain("`regard look --model` runs yours");
+    expect(whyNot(scene("model", { text: "a" }), [], "server")).toBe("");
+  });
+
   it("are found above only where there are some", () => {
     for (const one of lacking) {
       expect(whyNot(one, [one, example], "server")).toMatch(/The heads of “a example” can be: choose it above\.$/);

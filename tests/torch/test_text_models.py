@@ -10,6 +10,8 @@ import torch
 
 from regard.viewer.scene.own import TextRunner
 from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.codecs import split_query
+from regard.viewer.serve.contents import Contents
 from small_models import DECODER, MODELS, VOCABULARY, Model, transformers
 from torch_tokenizers import MASK, words
 
@@ -120,6 +122,11 @@ def test_the_page_types_and_continues(model: tuple[Any, TextRunner]) -> None:
         assert (found.status, found.content) == (422, {"error": sentence})
     losses = answers.get(f"{again}/ablations").content
     assert losses["done"] == 1  # type: ignore[index]
+    scene = answers.scenes[again]
+    saved = [path for path in Contents.of(again, scene).paths if "/expected?" in path]  # what a saved page holds of it
+    assert len(saved) == (len(scene.query_tokens) if scene.predicts else 0)
+    for path in saved:
+        assert answers.get(*split_query(path)).status == 200
 
 
 def test_a_run_ends_at_the_next_layer() -> None:

@@ -16,6 +16,9 @@ const LACKS: Record<string, string> = {
   example:
     "This page was saved without its model. `regard look --save page.html --with-model` saves both, and " +
     "`regard look` runs the model.",
+  own:
+    "This page was saved without its model: a page runs regard's example model alone, no model of PyTorch. " +
+    "`regard look --model` runs yours.",
   cross: "This attention is made by hand: there is no model that expects something next.",
   model: `What is kept of a run are queries, keys and values, not the model. ${ELSEWHERE}`,
   capture: `A capture holds queries, keys and values, not the model that made them. ${ELSEWHERE}`,
@@ -28,7 +31,7 @@ export function whyNot(scene: Scene, scenes: readonly Scene[], source: Kind): st
   const other = scenes.find((one) => runsHere(one, source));
   return [
     "No head can be switched off here.",
-    LACKS[scene.kind] ?? ELSEWHERE,
+    LACKS[scene.kind === "model" && scene.settings ? "own" : scene.kind] ?? ELSEWHERE,
     ...(other ? [`The heads of “${other.name}” can be: choose it above.`] : []),
   ].join(" ");
 }

@@ -32,6 +32,9 @@ ON_PAGE = 2048
 FEW = 2**20
 """Pairs of a head up to which a page that holds a model makes its thumbnails."""
 
+FORESEEN = 512
+"""Tokens of a text up to which a page holds what a model of one's own expects at each."""
+
 THUMB = 64
 """Pixels on a side of a thumbnail. Of no more pairs than it has pixels, the page makes it from the weights."""
 
@@ -124,6 +127,9 @@ class Contents:
         """The paths of the answers that the file holds, in the order in which they are to be computed."""
         name = self.name
         paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
+        n_q = len(self.scene.query_tokens)
+        if self.scene.kind == "model" and self.scene.predicts and n_q <= FORESEEN:
+            paths += [f"{name}/expected?i={i}" for i in range(n_q)]
         for axis, tokens in (("query", self.scene.query_tokens), ("key", self.scene.key_tokens)):
             for start in range(0, max(len(tokens), 1), MOST_TOKENS):
                 paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
