@@ -287,6 +287,10 @@ const TILES_KEPT = 384;
 /** Frames without a question after which a view has what it asked for. */
 const CALM_FRAMES = 3;
 const LONGEST_WAIT_MS = 2000;
+/** So long a view waits for what is measured of all heads, which takes longer than its map. */
+const MEASURED_WAIT_MS = 200;
+/** Answers about all heads. */
+const OF_ALL_HEADS = /^api\/[^/]+\/(heads|finding|claims|thumbs)\b/;
 
 /** The tokens along one axis, fetched by pages. */
 export class Tokens {
@@ -334,8 +338,9 @@ export class Data {
   private readonly cells = new Recent<Promise<Float32Array>>(64);
   private readonly peaks = new Recent<number>(1024);
   private readonly tokenLists = new Recent<Tokens>(8);
-  /** How many answers are on their way. */
+  /** How many answers are on their way, and how many of them are about all heads. */
   private pending = 0;
+  private measuring = 0;
   /** Scenes whose heads were to be measured although that takes long. */
   readonly measured = new Set<string>();
 
@@ -508,8 +513,10 @@ export class Data {
       const begun = performance.now();
       let calm = 0;
       const look = (): void => {
-        calm = this.pending ? 0 : calm + 1;
-        if (calm >= CALM_FRAMES || performance.now() - begun > LONGEST_WAIT_MS) done();
+        const waited = performance.now() - begun;
+        const left = this.pending - (waited > MEASURED_WAIT_MS ? this.measuring : 0);
+        calm = left ? 0 : calm + 1;
+        if (calm >= CALM_FRAMES || waited > LONGEST_WAIT_MS) done();
         else requestAnimationFrame(look);
       };
       requestAnimationFrame(look);
@@ -532,9 +539,13 @@ export class Data {
     return this.once(this.cells, from, async () => new Float32Array((await this.source.numbers(from)).data));
   }
 
-  private counted<V>(asked: Promise<V>): Promise<V> {
+  private counted<V>(asked: Promise<V>, measuring = false): Promise<V> {
     this.pending++;
-    const arrived = (): void => void this.pending--;
+    this.measuring += Number(measuring);
+    const arrived = (): void => {
+      this.pending--;
+      this.measuring -= Number(measuring);
+    };
     asked.then(arrived, arrived);
     return asked;
   }
@@ -548,7 +559,7 @@ export class Data {
   ): Promise<V> {
     const known = kept.get(from);
     if (known) return known;
-    const asked = this.counted(ask());
+    const asked = this.counted(ask(), OF_ALL_HEADS.test(from));
     const forget = (): void => kept.forget((name) => name === from);
     asked.then((answer) => last(answer) || forget(), forget);
     kept.set(from, asked);

@@ -28,8 +28,9 @@ export async function sayings(
 ): Promise<string[]> {
   const { data, scene, words } = context;
   const { layer, head } = at;
-  const [claims, finding] = await Promise.all([data.claims(at.scene, layer), data.finding(at.scene)]);
+  const finding = await data.finding(at.scene);
   if (finding.why && finding.i === i && finding.layer === layer && finding.head === head) return [finding.why];
+  const claims = await data.claims(at.scene, layer);
   const { query, key } = tokens;
   return [
     `${headName(scene, layer, head)}: ${saysOf(claims[head], words, scale !== "ink")}`,

@@ -9,6 +9,13 @@ import { withLine } from "../parts/wordline";
 import { mapPane } from "./map";
 import { chosen, headAt, latest, scaleName, touches, type MakeView } from "./view";
 
+/** So long the row waits for what is said of all heads, to come with it. */
+const SOON_MS = 500;
+
+/** Resolves once something is there or failed, or takes too long to wait for. */
+const soon = (asked: Promise<unknown>): Promise<unknown> =>
+  Promise.race([asked.catch(() => {}), new Promise((done) => setTimeout(done, SOON_MS))]);
+
 /** A finding to begin with: heads, one head's map, and where one token looks. */
 export const overviewView: MakeView = (context) => {
   const { data, store, scene, words } = context;
@@ -36,10 +43,10 @@ export const overviewView: MakeView = (context) => {
       const { i, j } = chosen(context);
       const [weights, norms] = await Promise.all([data.row(at, i), data.norms(at)]);
       const tokens = await rowTokens(context, weights, i, j);
-      const text = await sayings(context, at, weights, i, tokens, scaleName(store.state));
+      const telling = sayings(context, at, weights, i, tokens, scaleName(store.state));
       const next = await expectedAt(context, at.scene, i, nameOf(tokens.query, i));
+      await soon(telling);
       if (!current()) return;
-      said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), document.createTextNode(" ")]));
       const own = scene.layers[at.layer].cross ? null : i;
       const shaded = shadedText(context, weights, tokens.key, own, j);
       if (scene.kind === "words") withLine(shaded.firstElementChild as HTMLElement);
@@ -50,6 +57,8 @@ export const overviewView: MakeView = (context) => {
         ...next,
         h("p", { class: "help" }, scene.note, tokens.key?.[0] === "⊢" ? `. ${words.beginning}` : ""),
       );
+      const text = await telling;
+      if (current()) said.replaceChildren(...text.flatMap((one) => [...withTerms(one, words), " "]));
     });
 
   const load = latest(context.fail);

@@ -287,7 +287,7 @@ class LossesWithout:
         if self.loss is None:
             with recorded(self.model.network) as ends:
                 logits = self.model.forward(batch.given, self.model.kept(batch))
-            self._ends, self.loss = ends, _losses(_selected(logits, batch), batch)[0]
+            self._ends, self.loss = ends, _losses(logits, batch)[0]
             return
         number, first = self._next()
         layer = self.layers[number]
@@ -301,8 +301,7 @@ class LossesWithout:
             heads_replaced(self.model.network, layer.name, replaced, self.how),
         ):
             logits = self.model.forward(given, self.model.kept(batch))
-        found = _losses(_selected(logits, batch), batch)
-        self.rows += [(number, head, loss) for head, loss in zip(heads, found, strict=True)]
+        self.rows += [(number, head, loss) for head, loss in zip(heads, _losses(logits, batch), strict=True)]
 
     def _next(self) -> tuple[int, int]:
         """Return the layer and the head to go on with."""
@@ -462,6 +461,7 @@ def _selected(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _losses(logits: torch.Tensor, batch: Batch) -> list[float]:
-    """Return the mean loss of each repetition (times, m, vocabulary), in nats."""
+    """Return the mean loss of each repetition of a batch, in nats: one at a time is selected and cast."""
     targets = batch.targets.to(logits.device)
-    return [float(F.cross_entropy(one, targets, ignore_index=UNCOUNTED)) for one in logits]
+    each = logits.split(next(iter(batch.given.values())).shape[0])
+    return [float(F.cross_entropy(_selected(one, batch)[0], targets, ignore_index=UNCOUNTED)) for one in each]
