@@ -17,6 +17,7 @@ import safetensors.numpy
 
 import regard
 from regard.cli import main
+from regard.interpret.formats import score_text, weight_text
 from regard.ops.planning import plan
 from regard.ops.stepping import steps
 from regard.viewer.data.summary import look_data
@@ -398,8 +399,8 @@ def test_look_without_text_shows_induction(run):
     assert f"{len(SENTENCE) + 1} tokens, {data.layers} layers of {data.heads} heads" in text
     for kind in ("previous token", "induction", "first-token sink"):
         section = text[text.index(f"  {kind}") :]
-        found = re.findall(r"L(\d) H(\d)  (\d\.\d{3})", section)[:3]
-        assert found == [(str(a), str(b), f"{score:.3f}") for a, b, score in data.strongest(kind)]
+        found = re.findall(r"L(\d) H(\d)  (\d\.\d{2})", section)[:3]
+        assert found == [(str(a), str(b), score_text(score)) for a, b, score in data.strongest(kind)]
     # The last token of the sentence came before: the chosen head looks at what followed it then.
     layer, head, score = data.strongest("induction")[0]
     assert score > 0.4
@@ -415,7 +416,7 @@ def test_look_at_a_chosen_head_and_token(run):
     data = look_data(example(Settings("abcabc")))
     section = text[text.index("What token 5, “b”, attends to in L1 H2") :]
     for token, weight in data.attended(data.choose(1, 2, 5)):
-        assert re.search(rf"^ +{token}  {data.labels[token]}  {weight:.3f}", section, re.MULTILINE)
+        assert re.search(rf"^ +{token}  {data.labels[token]}  {weight_text(weight)}", section, re.MULTILINE)
     assert "What token 4, “a”" in good(run("look", "abcabc", "--terminal", "--token", "a"))
 
 

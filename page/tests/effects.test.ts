@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { change, effectsOf, harderBy, outcome, percent, shades } from "../src/numbers/effects";
+import { effectsOf, harderBy, outcome, percent, shades } from "../src/numbers/effects";
 
 describe("the effects of heads", () => {
   const rows = [1.25, 1.5, 0.75].map((loss, head) => ({ layer: 0, head, loss }));
@@ -53,7 +53,6 @@ describe("the text without a head", () => {
   });
 });
 
-it("writes changes with their sign, and small shares with a decimal", () => {
-  expect([0.5, -0.0625, 0].map(change)).toEqual(["+0.500", "−0.063", "+0.000"]);
+it("writes small shares with a decimal", () => {
   expect([0.5, 0.0994, 0.001].map(percent)).toEqual(["50 %", "9.9 %", "0.1 %"]);
 });

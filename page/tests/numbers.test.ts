@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { pixelTable, ramp, SCALES, toned, weightAt } from "../src/numbers/colour";
-import { columns, figure, printable, readable, short, shortened } from "../src/numbers/format";
+import { columns, printable, readable, shortened } from "../src/numbers/format";
 import { fromHalf, halfValues, toHalf } from "../src/numbers/half";
 import { maxLevel, perPixel, tileBlock } from "../src/numbers/levels";
 import { letterSize, markEvery } from "../src/parts/rulers";
@@ -91,28 +91,6 @@ describe("texts", () => {
     expect(printable(" the\n")).toBe("·the↵");
     expect(printable("\u001b\u202e")).toBe("\\u{1b}\\u{202e}");
     expect(readable("a b\n\u0007")).toBe("a b\n\\u{7}");
-  });
-  it("give figures that count", () => {
-    expect([0, 0.123456, -1.5, 1e-7, 123456, NaN, null, -Infinity].map(figure)).toEqual([
-      "0",
-      "0.1235",
-      "−1.5",
-      "1.00e−7",
-      "1.23e+5",
-      "–",
-      "–",
-      "−∞",
-    ]);
-  });
-  it("give short ones for cells", () => {
-    expect([0, 1, 0.123456, -0.00456, 0.000999, 1.6e-12].map(short)).toEqual([
-      "0",
-      "1",
-      "0.12",
-      "−0.0046",
-      "1e−3",
-      "2e−12",
-    ]);
   });
   it("know how wide letters are", () => {
     expect(["abc", "日本", "e\u0301", "é"].map(columns)).toEqual([3, 4, 1, 1]);

@@ -43,6 +43,9 @@ describe("the outline of a map", () => {
     const tokens = Array.from({ length: N }, (_, k) => (k === 20 ? "7" : String(k)));
     const [sink, heaviest] = told(claims, tokens, true, words as unknown as Words);
     expect(sink).toMatchObject({ name: "sink", parts: { key: "“0”", share: "0.96", a: "The" } });
-    expect(heaviest).toMatchObject({ name: "heaviest", parts: { from: "7 “7” (1.00 from 20 “7”)", its: "Its other" } });
+    expect(heaviest).toMatchObject({
+      name: "heaviest",
+      parts: { from: "7 “7” (1.000 from 20 “7”)", its: "Its other" },
+    });
   });
 });

@@ -32,21 +32,21 @@ describe("sentences", () => {
     const tokens = { query: [..."abcabc"], key: [..."abcabc"] };
     const row = Float32Array.from([0.25, 0, 0, 0.75, 0, NaN]);
     expect(looks(words, scene, row, 5, tokens)).toBe(
-      "The last token, 5 “c”, looks most at 3 “a” (weight 0.75), which followed an earlier “abc”.",
+      "The last token, 5 “c”, looks most at 3 “a” (weight 0.750), which followed an earlier “abc”.",
     );
     expect(looks(words, scene, new Float32Array(6), 2, null)).toBe("Token 2 sees no key.");
-    expect(looks(words, scene, row, 1, null)).toBe("Token 1 looks most at 3 (weight 0.75).");
+    expect(looks(words, scene, row, 1, null)).toBe("Token 1 looks most at 3 (weight 0.750).");
   });
 
   it("say where a row looks besides what lists leave aside, and what a learned sink takes", () => {
     const row = Float32Array.from([0.625, 0.25, 0, 0.125, NaN]);
     expect(looks(words, scene, row, 3, null)).toBe(
-      "Token 3 looks most at 0 (weight 0.63). Elsewhere at 1 (weight 0.25).",
+      "Token 3 looks most at 0 (weight 0.625). Elsewhere at 1 (weight 0.250).",
     );
-    expect(looks(words, scene, row, 3, null, false)).toBe("Token 3 looks most at 0 (weight 0.63).");
+    expect(looks(words, scene, row, 3, null, false)).toBe("Token 3 looks most at 0 (weight 0.625).");
     const little = row.map((weight) => weight / 8);
     expect(looks(words, scene, little, 3, null)).toBe(
-      "Token 3 looks most at 0 (weight 0.08). The learned sink takes 0.88.",
+      "Token 3 looks most at 0 (weight 0.078). The learned sink takes 0.875.",
     );
   });
 

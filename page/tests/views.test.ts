@@ -114,7 +114,7 @@ describe("lists", () => {
     ]);
     expect(split([0, 5], () => true)).toEqual([[0, 5], []]);
     const weights = Float32Array.from([0.75, 0, 0, 0.125, 0.0625, 0.0625]);
-    expect(asideSaid([0, 3, 4, 5], weights, 4, 5)).toBe("the first token 0.75, itself 0.063, its neighbours 0.19");
+    expect(asideSaid([0, 3, 4, 5], weights, 4, 5)).toBe("the first token 0.750, itself 0.063, its neighbours 0.188");
   });
 
   it("say of a row's shades what the darkest is, and what is on no token", () => {

@@ -8,6 +8,7 @@ import pytest
 
 import regard
 from in_browser import READY, Tab, serving, structured
+from regard.interpret.formats import weight_text
 
 SINK = {"query": structured(24, 2)[0], "key": structured(24, 2)[1], "causal": True, "sink": np.array([8.0, 0.0])}
 LATER = {"query": structured(24, 2)[0][:, -4:], "key": structured(24, 2)[1], "causal": True, "offset": 20}
@@ -86,7 +87,7 @@ def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
     assert float(shown) == pytest.approx(sink, abs=1e-5)
     page = tab.turn("view=map&scene=arrays&layer=0&head=0&i=23", ".token-row .shares li")
     entry = page.locator(".token-row .shares").first.locator("li", has_text="sink")
-    assert entry.inner_text().split() == ["sink", f"{sink:.3f}"]
+    assert entry.inner_text().split() == ["sink", weight_text(sink)]
     page.wait_for_selector(READY["map"])
     assert "the learned sink 0.7" in page.locator(".readout").inner_text()
     assert "a row and the learned sink sum to 1." in page.locator("p.said").inner_text()
@@ -94,7 +95,7 @@ def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
     page = tab.turn("view=heads&scene=arrays", READY["heads"])
     assert page.eval_on_selector_all(".card canvas", "all => all.map(one => one.width)") == [71, 71]
     page = tab.turn("view=token&scene=arrays&i=23", READY["token"])
-    assert page.locator(".cell").first.inner_text().split()[-2:] == ["sink", f"{sink:.2f}"]
+    assert page.locator(".cell").first.inner_text().split()[-2:] == ["sink", weight_text(sink)]
     page = tab.turn("view=map&scene=cross", READY["map"])
     assert not page.locator(".sinks").is_visible()
 

@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from in_browser import AXE, READY, Tab, weights
+from regard.interpret.formats import figure, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.show.colour import ramp
 
@@ -212,8 +213,7 @@ def test_compare_shows_both_and_their_difference(tab: Tab, arrays: dict[str, Any
     page = tab.open("view=compare&scene=arrays&head=0&other=arrays/0/1&i=200&j=190")
     text = page.wait_for_selector(".readout output").inner_text()
     a, b = weights(arrays["arrays"], slice(200, 201), slice(190, 191))[:, 0, 0]
-    shown = [float(part.replace("−", "-")) for part in text.split(" and ")]
-    np.testing.assert_allclose(shown, [a, b], rtol=1e-3)
+    assert text == f"{figure(a)} and {figure(b)}"
     assert page.locator(".pane:visible").count() == 3
     before = len(tab.api("/tile/"))
     page.locator(".stage").first.focus()
@@ -333,7 +333,7 @@ def test_the_page_opens_on_a_finding(tab: Tab) -> None:
     row = tab.viewer.answers.get("example/row/2/2/53").content
     key = int(np.nanargmax(row))
     assert said.startswith(f"L2 H2: {sentences.says(told)}")
-    assert f"The last token, 53 “r”, looks most at {key} “i” (weight {row[key]:.2f})" in said
+    assert f"The last token, 53 “r”, looks most at {key} “i” (weight {weight_text(row[key])})" in said
     assert "which followed an earlier “·Otokar·Br”" in said
     assert "The model expects next: “i” 98.3%" in said
     assert page.locator(".readout output").get_attribute("data-weight") == str(float(row[key]))
@@ -433,7 +433,7 @@ def test_one_token_in_every_head(tab: Tab) -> None:
     cells = page.locator(".one-token .cell small").all_inner_texts()
     answers = tab.viewer.answers
     rows = [answers.get(f"example/row/{layer}/{head}/53").content for layer in range(3) for head in range(4)]
-    assert cells == [f"{np.nanargmax(row)} · {np.nanmax(row):.2f}" for row in rows]
+    assert cells == [f"{np.nanargmax(row)} · {weight_text(np.nanmax(row))}" for row in rows]
     page.locator(".one-token .cell").nth(10).click()
     assert (hash_of(page)["layer"], hash_of(page)["head"]) == ("2", "2")
     page.locator(".one-token .token[data-token='20']").click()

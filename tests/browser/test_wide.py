@@ -8,6 +8,7 @@ import pytest
 
 from browser.test_page import accessible
 from in_browser import READY, Tab
+from regard.interpret.formats import weight_text
 
 CELL = 16
 """Pixels of a square that is empty or is not."""
@@ -62,7 +63,7 @@ def test_beside_a_map_stand_its_row_and_its_column(tab: Tab) -> None:
     assert titles == ["Where 53 “r” looks", "What looks at 25 “i”"]
     column = answers.get("example/column/2/2/25").content
     listed = page.locator(".map .token-row ol").nth(1).locator("button")
-    assert listed.first.locator("b").inner_text() == f"{np.nanmax(column):.3f}"
+    assert listed.first.locator("b").inner_text() == weight_text(np.nanmax(column))
     listed.nth(1).click()
     page.wait_for_function("i => location.hash.includes(`i=${i}`)", arg=int(np.argsort(-np.nan_to_num(column))[1]))
     page.set_viewport_size({"width": 800, "height": 700})

@@ -79,7 +79,7 @@ def test_the_example_opens_on_its_induction_head() -> None:
     assert data.says(choice) == (
         "L2 H2: The dark column is a first-token sink: “⊢” takes 0.86 of the weight. The short line is induction: of a "
         "repeated token's weight, 0.58 goes to what followed it before.",
-        "The last token, 53 “r”, looks most at 25 “i” (weight 0.44), which followed an earlier “·Otokar·Br”.",
+        "The last token, 53 “r”, looks most at 25 “i” (weight 0.437), which followed an earlier “·Otokar·Br”.",
         "The model expects next: “i” 98.3%.",
     )
 
@@ -198,11 +198,11 @@ def test_a_row_that_rests_says_where_else_it_looks() -> None:
     row = np.array([0.6, 0.3, 0.02, 0.08, np.nan])
     said = row_sentence(row, 3, 5, (), ()).text
     assert said == (
-        "Token 3 looks most at 0 (weight 0.60). Leaving aside the first token, itself and its neighbours, it looks "
-        "most at 1 (weight 0.30)."
+        "Token 3 looks most at 0 (weight 0.600). Leaving aside the first token, itself and its neighbours, it looks "
+        "most at 1 (weight 0.300)."
     )
-    assert row_sentence(row, 3, 5, (), (), same=False).text == "Token 3 looks most at 0 (weight 0.60)."
-    assert row_sentence(row / 4, 3, 5, (), (), same=False).text.endswith("The learned sink takes 0.75 of its weight.")
+    assert row_sentence(row, 3, 5, (), (), same=False).text == "Token 3 looks most at 0 (weight 0.600)."
+    assert row_sentence(row / 4, 3, 5, (), (), same=False).text.endswith("The learned sink takes 0.750 of its weight.")
 
 
 def test_words_name_every_view_and_term() -> None:
@@ -231,7 +231,7 @@ def test_the_tour_of_the_example() -> None:
     assert "reads now, and L1 H0 comes first." in steps[3]["text"]
     row = steps[4]["state"]["i"]
     weights = look_data(example(Settings())).weights(2, 2, slice(row, row + 1))[0]
-    assert f"of the marked row is {np.nanmax(weights):.2f} with it and 1.00 without" in steps[4]["text"]
+    assert f"of the marked row is {np.nanmax(weights):.3f} with it and 0.998 without" in steps[4]["text"]
     assert steps[5]["settings"]["causal"] is False
     sink = steps[6]["state"]
     assert answered(example(Settings()), f"{{}}/row/{sink['layer']}/{sink['head']}/{sink['i']}")[sink["j"]] > 0.9

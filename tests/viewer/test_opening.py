@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard.interpret.formats import weight_text
 from regard.viewer.looking import scenes_of, scenes_of_page
 from regard.viewer.scene import words
 from regard.viewer.serve.answers import Answers
@@ -38,9 +39,9 @@ def test_what_is_said_of_a_sentence(name: str, answers: Any) -> None:
     pieces = [token for token in scene.key_tokens if not token.startswith("[")]
     assert "".join(pieces) == text.text
     for look in text.looks:
-        assert f"{weight(look):.2f}" in opening.text
-    said = set(map(float, re.findall(r"\d\.\d+", opening.text)))
-    assert said == {round(weight(look), 2) for look in text.looks}
+        assert weight_text(weight(look)) in opening.text
+    said = set(re.findall(r"\d\.\d+", opening.text))
+    assert said == {weight_text(weight(look)) for look in text.looks}
     id = next(id for id, x in answers.scenes.items() if x is scene)
     finding = answers.get(f"{id}/finding").content
     assert (finding["layer"], finding["head"]) == text.looks[0][1:3]

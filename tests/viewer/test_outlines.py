@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from regard.interpret.formats import score_text, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.data.finding import row_sentence
 from regard.viewer.data.outlines import Claim, MapRows, Outline, outline, words_in
@@ -93,14 +94,14 @@ def test_the_heaviest_weight_is_named_with_its_tokens() -> None:
     said = sentences.says(sentences.told(claims(FAR), WORDS, WORDS, "later tokens"))
     assert said == (
         "The dark column is a first-token sink: “·word0” takes 0.96 of the weight. Its heaviest other weights go to "
-        "“·word7” (1.00 from “·word20”)."
+        "“·word7” (1.000 from “·word20”)."
     )
 
 
 def test_a_token_that_occurs_twice_has_its_number() -> None:
     tokens = [*WORDS[:20], WORDS[7], *WORDS[21:]]
     said = sentences.says(sentences.told(claims(FAR), tokens, tokens, ""))
-    assert said.endswith("go to 7 “·word7” (1.00 from 20 “·word7”).")
+    assert said.endswith("go to 7 “·word7” (1.000 from 20 “·word7”).")
 
 
 def test_a_learned_sink_comes_first_where_it_takes_most() -> None:
@@ -216,7 +217,8 @@ def test_the_sentences_name_what_is_there(rows: MapRows) -> None:
     assert said.count("The dark column") <= 1
     assert said.count("The line below") <= 1
     for claim in found.claims:
-        assert f"{claim.share:.2f}" in said or claim.name == "hidden"
+        share = (weight_text if claim.name == "heaviest" else score_text)(claim.share)
+        assert share in said or claim.name == "hidden"
     row = rows.weights[-1]
     text = row_sentence(row, N - 1, N, WORDS, WORDS).text
     assert f"looks most at {int(row.argmax())} " in text

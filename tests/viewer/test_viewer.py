@@ -19,6 +19,7 @@ from rich.text import Text
 import regard
 from regard import insight
 from regard.examplemodel import ExampleModel
+from regard.interpret.formats import score_text, weight_text
 from regard.viewer.data.scores import KINDS
 from regard.viewer.data.summary import LookData, look_data, pooled
 from regard.viewer.scene.labels import byte_tokens, encodable, printable, readable
@@ -270,11 +271,11 @@ def test_terminal_shows_the_numbers_that_were_computed():
     text = printed(data, choice)
     for kind in ("previous token", "induction", "first-token sink"):
         section = text[text.index(f"  {kind}") :]
-        found = re.findall(r"L(\d) H(\d)  (\d\.\d{3})", section)[:3]
-        assert found == [(str(a), str(b), f"{score:.3f}") for a, b, score in data.strongest(kind)]
+        found = re.findall(r"L(\d) H(\d)  (\d\.\d{2})", section)[:3]
+        assert found == [(str(a), str(b), score_text(score)) for a, b, score in data.strongest(kind)]
     section = text[text.index("What token 7, “t7”, attends to in L0 H2") :]
     for token, weight in data.attended(choice):
-        assert re.search(rf"^ +{token}  t{token} +{weight:.3f}", section, re.MULTILINE)
+        assert re.search(rf"^ +{token}  t{token} +{weight_text(weight)}", section, re.MULTILINE)
     assert "The model expects next: “<b>” 50.0%, “[bold]” 25.0%" in printed(data, data.choose(0, 2))
 
 
@@ -382,7 +383,7 @@ def test_steps_show_their_values():
     for step in steps:
         assert f"{step.name} {step.tensor}" in text
         for x in step.value.ravel():
-            expected = (f"{x:.3f}" if x else "·") if step.name == "softmax" else f"{x:+.2f}"
+            expected = (f"{x:.3f}" if x else "·") if step.name == "softmax" else f"{x:+.2f}".replace("-", "−")
             assert (expected if np.isfinite(x) else "−∞") in text
     assert "P[i,j] = exp(S[i,j] − lse[i])" in text
 
@@ -579,7 +580,7 @@ def test_terminal_shows_a_learned_sink(n):
     data = look_data(with_sink(n))
     text = printed(data, data.choose(0, 0))
     assert "a row and the learned sink sum to 1." in " ".join(text.split())
-    assert re.search(rf"^ +sink +{data.sinks_of(0, 0)[-1]:.3f} ", text, re.MULTILINE)
+    assert re.search(rf"^ +sink +{weight_text(data.sinks_of(0, 0)[-1])} ", text, re.MULTILINE)
     assert max(map(cell_len, text.splitlines())) <= 80
     assert ("first the learned sink" in text) == (n == 500)
     row = next(line.partition("▸ ")[2] for line in text.splitlines() if "▸" in line)

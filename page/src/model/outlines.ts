@@ -1,7 +1,7 @@
 /** The outline of a head's map, as `regard.viewer.data.outlines` defines it, for texts that are typed. */
 
 import type { Told, Words } from "../data";
-import { count, printable } from "../numbers/format";
+import { count, printable, scoreText, weightText } from "../numbers/format";
 import { quoted } from "../parts/sentences";
 import { copiesOf, DISTANCES, LEAST_ROWS, NOTABLE } from "./heads";
 
@@ -224,13 +224,13 @@ export function told(claims: readonly Claim[], tokens: readonly string[], causal
     const keys = [...new Set(pairs.map((pair) => pair.key))];
     const listed = keys.map((one) => {
       const own = pairs.filter((pair) => pair.key === one);
-      const text = own.map(({ query, weight }) => `${weight.toFixed(2)} from ${name(query)}`).join(", ");
+      const text = own.map(({ query, weight }) => `${weightText(weight)} from ${name(query)}`).join(", ");
       return kind === "column" ? text : `${name(one)} (${text})`;
     });
     return {
       name: kind,
       parts: {
-        share: share.toFixed(2),
+        share: scoreText(share),
         key: named.includes(kind) ? name(key) : String(key),
         token: named.includes(kind) ? printable(tokens[key]) : String(key),
         from: listed.join(" and "),

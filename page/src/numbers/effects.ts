@@ -1,15 +1,13 @@
 /** What a model loses without one of its heads: what is drawn of it, by the page and by its figures. */
 
 import type { Ablation, Ablations } from "../data";
+import { lossText } from "./format";
 
 /** Nats that count as a change where a token is shaded. */
 const LEAST = 0.02;
 
 /** Nats by which the loss of a text changes at least where it is said to rise or fall. */
 const STILL = 0.0005;
-
-/** A change of the loss with its sign, in nats. */
-export const change = (nats: number): string => `${nats < 0 ? "−" : "+"}${Math.abs(nats).toFixed(3)}`;
 
 export const percent = (share: number): string => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
@@ -38,9 +36,9 @@ function mean(x: readonly (number | null)[]): number {
 /** The loss of the text with the head and without it, as a sentence. */
 export function outcome({ before, after }: Ablation["losses"]): string {
   const [from, to] = [mean(before), mean(after)];
-  if (Math.abs(to - from) <= STILL) return `The loss of this text stays as it is, ${from.toFixed(3)} nats a token.`;
+  if (Math.abs(to - from) <= STILL) return `The loss of this text stays as it is, ${lossText(from)} nats a token.`;
   const verb = to > from ? "rises" : "falls";
-  return `The loss of this text ${verb} from ${from.toFixed(3)} to ${to.toFixed(3)} nats a token.`;
+  return `The loss of this text ${verb} from ${lossText(from)} to ${lossText(to)} nats a token.`;
 }
 
 /** By how much each of n tokens is harder to predict without the head; null for those that are not predicted. */

@@ -1,23 +1,55 @@
-/** Numbers and tokens made fit to read. */
+/**
+ * Numbers and tokens made fit to read. Numbers are written as in the terminal and in pictures: the rules are those of
+ * `interpret/formats.py`, and `tests/formats.json` has cases for both.
+ */
 
-/** A weight or score with four figures that count; not a number is a dash. */
-export function figure(value: number | null | undefined): string {
+const POWERS: Record<string, string> = { "-": "⁻", ...Object.fromEntries([..."⁰¹²³⁴⁵⁶⁷⁸⁹"].entries()) };
+
+/** The smallest weight that three decimals show. */
+const LEAST = 0.0005;
+
+/** Exponents of the first digit between which a number is written without a power of ten. */
+const [SMALLEST, LARGEST] = [-3, 4];
+
+type Known = number | null | undefined;
+
+const minus = (text: string): string => text.replace("-", "−");
+
+/** Attention scores, lengths, differences, a weight that is pointed at: so many digits that count, without zeros at the end. */
+export const figure = (value: Known, digits = 3): string => written(value, digits, " × ");
+
+function written(value: Known, digits: number, times: string): string {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-4 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-  return text.replaceAll("-", "−");
+  const [mantissa, power] = value
+    .toExponential(digits - 1)
+    .split("e")
+    .map(Number);
+  if (power >= SMALLEST && power <= LARGEST) return minus(String(Number(value.toPrecision(digits))));
+  return minus(`${mantissa}${times}10`) + Array.from(String(power), (c) => POWERS[c]).join("");
 }
 
-/** The same of a number with so many digits. */
-export const rounded = (value: number, digits: number): string => figure(Number(value.toPrecision(digits)));
+/** A weight in a list or a sentence, with three decimals. */
+export function weightText(value: Known): string {
+  if (!value || !Number.isFinite(value)) return figure(value);
+  if (Math.abs(value) < LEAST) return value > 0 ? "<0.001" : ">−0.001";
+  return minus(value.toFixed(3));
+}
+
+/** A head's score of a kind. */
+export const scoreText = (value: Known): string =>
+  typeof value === "number" && Number.isFinite(value) ? minus(value.toFixed(2)) : figure(value);
+
+/** A loss, in nats a token. */
+export const lossText = (nats: number): string => minus(nats.toFixed(3));
+
+/** A change of the loss with its sign, in nats. */
+export const changeText = (nats: number): string => `${nats < 0 ? "−" : "+"}${Math.abs(nats).toFixed(3)}`;
 
 /** A number in few letters, for a cell of a map. */
 export function short(value: number): string {
-  const size = Math.abs(value);
-  const text = size === 0 || size >= 0.001 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
-  return text.replaceAll("-", "−");
+  const text = written(value, 2, "·");
+  return text.includes("·") ? written(value, 1, "·") : text;
 }
 
 export const count = (n: number): string => n.toLocaleString("en");

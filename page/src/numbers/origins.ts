@@ -1,6 +1,6 @@
 /** How each number of a head came about: in words, and the cells that it was made of. */
 
-import { rounded } from "./format";
+import { figure } from "./format";
 import type { HeadMatrices, Mark, Spot, Value } from "./headmatrices";
 
 export interface Origin {
@@ -14,7 +14,7 @@ type Explain = (head: HeadMatrices, spot: Spot) => Origin;
 const TERMS = 3;
 
 /** A number with four digits. */
-export const said = (value: Value): string => (value === null ? "−∞" : rounded(value, 4));
+export const said = (value: Value): string => (value === null ? "−∞" : figure(value, 4));
 
 /** A sum of products, its largest terms first. */
 function sum(a: Value[], b: Value[]): string {

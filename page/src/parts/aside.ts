@@ -1,7 +1,7 @@
 /** What lists leave aside unless they are told otherwise: most heads look at the first token, the token itself and its neighbours. */
 
 import { h } from "../dom";
-import { rounded } from "../numbers/format";
+import { weightText } from "../numbers/format";
 import type { Layer } from "../data";
 import { sameTokens, type Context } from "../views/view";
 
@@ -25,7 +25,7 @@ export function asideSaid(aside: readonly number[], weights: Float32Array, from:
     sums[name] += weights[t];
   }
   const said = Object.entries(sums).filter(([, sum]) => sum > 0);
-  return said.map(([name, sum]) => `${name} ${rounded(sum, 2)}`).join(", ");
+  return said.map(([name, sum]) => `${name} ${weightText(sum)}`).join(", ");
 }
 
 /** Below a list: what it leaves aside, and the switch. */

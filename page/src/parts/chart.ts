@@ -1,7 +1,7 @@
 /** A small chart of lines, as SVG. */
 
 import { h, s } from "../dom";
-import { figure, rounded } from "../numbers/format";
+import { figure } from "../numbers/format";
 
 export interface Line {
   name: string;
@@ -52,7 +52,7 @@ export function chart({ title, help, axis, x, logarithmic, lines, mark }: ChartO
     {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
       role: "img",
-      "aria-label": `${title}, against ${axis}: ${lines.map(({ name, values }) => `${name} from ${rounded(values[0], 2)} to ${rounded(values[values.length - 1], 2)}`).join("; ")}`,
+      "aria-label": `${title}, against ${axis}: ${lines.map(({ name, values }) => `${name} from ${figure(values[0], 2)} to ${figure(values[values.length - 1], 2)}`).join("; ")}`,
     },
     ...ticks(0, most, false).flatMap((value) => [
       s("line", { class: "grid", x1: LEFT, x2: WIDTH - 10, y1: up(value), y2: up(value) }),

@@ -2,7 +2,8 @@
 
 import type { HeadRow, Scene } from "../data";
 import { h, redraw } from "../dom";
-import { change, type Effect } from "../numbers/effects";
+import type { Effect } from "../numbers/effects";
+import { changeText, lossText } from "../numbers/format";
 import { headName } from "../views/view";
 import { amount } from "./amount";
 import { kindsOf } from "./headgrid";
@@ -37,7 +38,7 @@ export class EffectList {
 
   show(loss: number, effects: readonly Effect[], kinds: readonly HeadRow[], chosen: Place, done: number): void {
     const left = done < 1 ? ` ${Math.round(100 * done)} % of the heads are done.` : "";
-    this.said.textContent = `Loss with all heads: ${loss.toFixed(3)} nats a token. Orange: more without this head; blue: less.${left}`;
+    this.said.textContent = `Loss with all heads: ${lossText(loss)} nats a token. Orange: more without this head; blue: less.${left}`;
     const known = new Map(kinds.map((row) => [nameOf(row), row]));
     redraw(this.list, ...effects.map((effect) => h("li", {}, this.button(effect, known.get(nameOf(effect))))));
     this.mark(chosen);
@@ -66,7 +67,7 @@ export class EffectList {
       },
       h("span", { class: "name" }, headName(this.scene, layer, head)),
       h("span", { class: "kind" }, row ? kindsOf(row) : ""),
-      amount(share, change(by), by < 0 ? "less" : "more"),
+      amount(share, changeText(by), by < 0 ? "less" : "more"),
     );
   }
 }

@@ -2,7 +2,7 @@
 
 import type { Column, HeadRow, Told } from "../data";
 import { h } from "../dom";
-import { figure } from "../numbers/format";
+import { figure, scoreText } from "../numbers/format";
 import { headName, scaleName, type Context } from "../views/view";
 import { kindsOf } from "./headgrid";
 import { saysOf, shortOf } from "./sentences";
@@ -24,7 +24,7 @@ const kindLines = (row: HeadRow): HTMLElement[] =>
       "span",
       { class: tentative ? "kind tentative" : "kind" },
       h("span", {}, `${name}${tentative ? "?" : ""}`),
-      h("b", {}, score.toFixed(2)),
+      h("b", {}, scoreText(score)),
     ),
   );
 
@@ -45,7 +45,7 @@ function scoreBar(row: HeadRow, { column, high }: Sorted): HTMLElement {
   const share = typeof score === "number" ? (score - column.low) / (high - column.low || 1) : 0;
   const bar = h("span", { class: "bar" });
   bar.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
-  const said = figure(typeof score === "number" ? Number(score.toPrecision(2)) : score);
+  const said = figure(score, 2);
   return h("span", { class: "score" }, bar, h("span", {}, said));
 }
 

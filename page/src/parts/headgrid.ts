@@ -2,6 +2,7 @@
 
 import type { HeadRow, Told } from "../data";
 import { h, reveal } from "../dom";
+import { scoreText } from "../numbers/format";
 import { headName, scaleName, type Context } from "../views/view";
 import { keepEven } from "./evenrows";
 import { saysOf } from "./sentences";
@@ -22,7 +23,7 @@ export interface HeadGrid {
 
 /** A head's kinds as text, tentative ones with a question mark. */
 export const kindsOf = (row: HeadRow): string =>
-  row.kinds.map(({ name, score, tentative }) => `${name}${tentative ? "?" : ""} ${score.toFixed(2)}`).join(", ");
+  row.kinds.map(({ name, score, tentative }) => `${name}${tentative ? "?" : ""} ${scoreText(score)}`).join(", ");
 
 /** What stands below a head's picture: its kind, where there is room for it and it has one, or its number. */
 export const labelOf = ({ kinds: [kind] }: HeadRow, number: number, written: boolean): string =>

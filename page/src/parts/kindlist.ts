@@ -2,6 +2,7 @@
 
 import type { Heads } from "../data";
 import { h } from "../dom";
+import { scoreText } from "../numbers/format";
 import { headName, type Context } from "../views/view";
 
 /** Heads of each kind that are listed. */
@@ -24,7 +25,7 @@ function strongest({ scene, store }: Context, kind: string, { rows }: Heads): HT
           { type: "button", click: () => store.set({ view: "overview", layer, head }) },
           h("span", {}, headName(scene, layer, head)),
           bar,
-          h("b", {}, score.toFixed(2)),
+          h("b", {}, scoreText(score)),
         ),
       );
     });

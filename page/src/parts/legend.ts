@@ -2,7 +2,7 @@
 
 import { fitted, h } from "../dom";
 import { css, ramp, SCALES, signedScale, toned, weightAt } from "../numbers/colour";
-import { rounded } from "../numbers/format";
+import { figure } from "../numbers/format";
 import { perPixel } from "../numbers/levels";
 import type { State } from "../state";
 import { scaleName } from "../views/view";
@@ -14,12 +14,12 @@ export function shadeKey(state: State, top: number, said: string): HTMLElement {
   const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
   const bar = h("span", { class: "scale-bar" });
   bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-  return h("p", { class: "shade-key" }, h("span", {}, "weight 0"), bar, h("span", {}, `${rounded(top, 2)}${said}`));
+  return h("p", { class: "shade-key" }, h("span", {}, "weight 0"), bar, h("span", {}, `${figure(top, 2)}${said}`));
 }
 
 /** What is said of the end of a scale that is the largest weight of a row. */
 export const largestHere = (sink: number | null): string =>
-  sink === null ? ", the largest here" : `, the largest here; the learned sink has ${rounded(sink, 2)}`;
+  sink === null ? ", the largest here" : `, the largest here; the learned sink has ${figure(sink, 2)}`;
 
 export class Legend {
   private readonly bar = h("canvas", { "aria-hidden": "true" });
@@ -45,7 +45,7 @@ export class Legend {
         ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone)
         : weightAt(place, top, look.tone);
       const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
-      context.fillText(least + rounded(at || 0, 2), place * width, height - 2);
+      context.fillText(least + figure(at || 0, 2), place * width, height - 2);
     }
     const step = perPixel(info, level);
     const pooled = step === 1 ? "" : `, ${look.kind} pooling of ${step} × ${step} pairs`;

@@ -1,7 +1,7 @@
 /** What a row of weights takes along: the weight of each key, and that times the length of its value. */
 
 import { h } from "../dom";
-import { count, printable, rounded } from "../numbers/format";
+import { count, figure, printable } from "../numbers/format";
 import { headAt, headName, tokensOf, type Context } from "../views/view";
 import { amount } from "./amount";
 
@@ -31,7 +31,7 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
   await Promise.all(order.map((j) => keys?.load(j, j + 1)));
   const [most, heaviest] = [Math.max(...order.map((j) => taken[j])) || 1, Math.max(...order.map((j) => row[j])) || 1];
   const cell = (value: number, top: number, name: string): HTMLElement =>
-    h("td", { [`data-${name}`]: value }, amount(value / top, rounded(value, 3), name));
+    h("td", { [`data-${name}`]: value }, amount(value / top, figure(value), name));
   const titles = ["key", "weight", "‖value‖", "weight × ‖value‖"];
   return [
     heading,
@@ -54,7 +54,7 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
               h("small", {}, ` ${count(j)}`),
             ),
             cell(row[j], heaviest, "weight"),
-            h("td", { class: "plain" }, rounded(norms[j], 3)),
+            h("td", { class: "plain" }, figure(norms[j])),
             cell(taken[j], most, "taken"),
           ),
         ),

@@ -32,7 +32,7 @@ function frame({ place, height, axis }: Plot, along: Partial<uPlot.Axis>, scale:
   const font = `11px ${styled(place, "--sans")}`;
   const look = { stroke: styled(place, "--ink-soft"), grid, ticks: grid, font };
   const figures = (_: uPlot, marks: Known[]): string[] =>
-    marks.map((v) => (v === null || v === undefined ? "" : figure(Number(v.toPrecision(3)))));
+    marks.map((v) => (v === null || v === undefined ? "" : figure(v)));
   return {
     width: place.clientWidth || 400,
     height,

@@ -1,7 +1,7 @@
 /** One query's scores of every key before and after the mask, and its weights after the softmax, as bars. */
 
 import { fitted, h } from "../dom";
-import { count, figure, printable, rounded } from "../numbers/format";
+import { count, figure, printable } from "../numbers/format";
 import { sinkShare } from "../numbers/sinks";
 import { inside } from "../numbers/windows";
 import { layerOf, tokensOf, type Context } from "../views/view";
@@ -83,7 +83,7 @@ export function rowStrips(context: Context): RowStrips {
       const row = rowOf(k);
       drawStrip(canvas, row, k > 0 ? rowOf(1) : null, range(k), key);
       const best = row.reduce((top, x, j) => (x > row[top] ? j : top), 0);
-      const at = (j: number): string => rounded(row[j], 4);
+      const at = (j: number): string => figure(row[j]);
       const sink = sinkShare(layerOf(context), row);
       const sums = k < 2 ? "" : sink === null ? "; they sum to 1" : `; the learned sink: ${figure(sink)}`;
       facts[k].textContent = `Key ${count(key)}: ${at(key)}; largest: key ${count(best)}, ${at(best)}${sums}`;

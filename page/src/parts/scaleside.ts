@@ -2,6 +2,7 @@
 
 import { h } from "../dom";
 import { css, ramp, SCALES, toned, type ScaleName } from "../numbers/colour";
+import { scoreText, weightText } from "../numbers/format";
 import { measured, pooled } from "../numbers/scaled";
 import { afterSink, restOf } from "../numbers/softmax";
 
@@ -57,11 +58,11 @@ export function scaleSide(name: string): ScaleSide {
       bars.replaceChildren(...barElements(rows[marked], sink));
       const { entropy, largest, gradient } = measured(rows[marked], sink);
       const said = [
-        ["largest weight", largest],
-        ["entropy", entropy],
-        ["gradient", gradient],
+        ["largest weight", weightText(largest)],
+        ["entropy", scoreText(entropy)],
+        ["gradient", scoreText(gradient)],
       ] as const;
-      told.textContent = said.map(([what, x]) => `${what} ${x.toFixed(2)}`).join(", ");
+      told.textContent = said.map(([what, x]) => `${what} ${x}`).join(", ");
       canvas.setAttribute("aria-label", `Map ${name}; the chosen row: ${told.textContent}`);
       bars.setAttribute("aria-label", `The chosen row ${name}: ${told.textContent}`);
     },

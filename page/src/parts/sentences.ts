@@ -1,7 +1,7 @@
 /** What is said of a row, filled into the patterns that the terminal uses too. */
 
 import type { Scene, Told, Words } from "../data";
-import { count, printable } from "../numbers/format";
+import { count, printable, weightText } from "../numbers/format";
 import { filled } from "./terms";
 
 /** The weight from which a second key, or a learned sink, is worth a sentence. */
@@ -53,7 +53,7 @@ export function looks(
     return filled(pattern, {
       query,
       key: nameOf(tokens && tokens.key, j),
-      weight: row[j].toFixed(2),
+      weight: weightText(row[j]),
       repeats: after ? filled(patterns.repeats, { after: quoted(after) }) : "",
     });
   };
@@ -64,7 +64,7 @@ export function looks(
   const other = same && left(j) ? peakOf(row, left) : -1;
   if (other >= 0 && row[other] >= WORTH) text.push(said(patterns.aside, other));
   const rest = 1 - row.reduce((sum, weight) => sum + (weight || 0), 0);
-  if (rest > Math.max(WORTH, row[j])) text.push(filled(patterns.resting, { share: rest.toFixed(2) }));
+  if (rest > Math.max(WORTH, row[j])) text.push(filled(patterns.resting, { share: weightText(rest) }));
   return text.join(" ");
 }
 

@@ -2,7 +2,7 @@
 
 import type { TokenRow } from "../data";
 import { h } from "../dom";
-import { count, figure, printable, rounded, shortened } from "../numbers/format";
+import { count, figure, printable, shortened, weightText } from "../numbers/format";
 import { wordOf } from "../numbers/words";
 import { headName, layerOf, sameTokens, type Context } from "../views/view";
 import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
@@ -42,8 +42,8 @@ function entry(word: string | null, t: number | null, weight: number, more: numb
     word !== null && h("span", { class: "which" }, shortened(word)),
     h("small", {}, t === null ? "" : count(t)),
     share,
-    h("b", {}, figure(weight)),
-    more !== null && h("b", { title: TAKEN, "data-taken": more }, rounded(more, 3)),
+    h("b", {}, weightText(weight)),
+    more !== null && h("b", { title: TAKEN, "data-taken": more }, figure(more)),
   ];
   return act && t !== null
     ? h("button", { type: "button", click: act, "data-weight": String(weight), "data-token": t }, ...parts)

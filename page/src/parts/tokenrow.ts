@@ -2,7 +2,7 @@
 
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable, readable, rounded } from "../numbers/format";
+import { count, figure, printable, readable, weightText } from "../numbers/format";
 import { sinkShare } from "../numbers/sinks";
 import { windowAround } from "../numbers/windows";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
@@ -130,7 +130,7 @@ export function rowBars(
   const of = axis === "j" ? chosen(context).i : chosen(context).j;
   const [listed, aside] = split(weighty(row), near ? () => false : leavesAside(layer, of, of + 1, axis === "i"));
   const moves = (t: number): HTMLElement | undefined =>
-    taken.length ? h("b", { title: TAKEN, "data-taken": taken[t] }, rounded(taken[t], 3)) : undefined;
+    taken.length ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(taken[t])) : undefined;
   const bars = listed
     .slice(0, LISTED)
     .map((t) =>
@@ -142,14 +142,14 @@ export function rowBars(
           h("small", {}, count(t)),
         ),
         row[t],
-        row[t].toFixed(3),
+        weightText(row[t]),
         () => context.store.set({ [axis]: t }),
         moves(t),
       ),
     );
   const sink = axis === "j" ? sinkShare(layer, row) : null;
   if (sink !== null) {
-    const line = bar(h("span", { class: "word" }, "sink"), sink, sink.toFixed(3));
+    const line = bar(h("span", { class: "word" }, "sink"), sink, weightText(sink));
     bars.splice(placeOf(sink, listed.slice(0, LISTED), row), 0, line);
   }
   const named = { class: taken.length ? "shares taken" : "shares", "data-axis": axis === "i" ? "query" : "key" };

@@ -3,8 +3,8 @@
 import type { Ablation } from "../data";
 import { h } from "../dom";
 import { css, ramp, readableOn, SIGNED } from "../numbers/colour";
-import { change, harderBy, outcome, percent, shades } from "../numbers/effects";
-import { printable, readable } from "../numbers/format";
+import { harderBy, outcome, percent, shades } from "../numbers/effects";
+import { changeText, printable, readable } from "../numbers/format";
 import { amount } from "./amount";
 import { nameOf } from "./sentences";
 
@@ -35,7 +35,7 @@ function oddsTable(odds: Ablation["odds"], stands: string): HTMLElement {
 /** Token t, shaded by how much harder it is to predict without the head. */
 function shadedToken(tokens: readonly string[], t: number, by: number | null, shade: number | null): HTMLElement {
   const text = readable(tokens[t]).replaceAll("\n", "↵") || "∅";
-  const title = by === null ? "given, not predicted" : `${nameOf(tokens, t)}: ${change(by)} nats`;
+  const title = by === null ? "given, not predicted" : `${nameOf(tokens, t)}: ${changeText(by)} nats`;
   const span = h("span", { class: "token", "data-token": t, title }, text);
   if (shade === null) return span;
   const colour = ramp(SIGNED, shade);

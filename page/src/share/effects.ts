@@ -2,10 +2,10 @@
 
 import type { Ablation, Ablations, Layer } from "../data";
 import { pixelTable, SCALES } from "../numbers/colour";
-import { change, effectsOf, percent } from "../numbers/effects";
+import { effectsOf, percent } from "../numbers/effects";
 import { toHalf } from "../numbers/half";
 import type { Part } from "../numbers/levels";
-import { count, printable, rounded } from "../numbers/format";
+import { changeText, count, figure, lossText, printable, scoreText, weightText } from "../numbers/format";
 import { measures, restOf, softmax } from "../numbers/softmax";
 import { takenOf } from "../parts/moved";
 import { chosenQuery, headAt, headName, keyOf, layerOf, named, tokensOf, type Context } from "../views/view";
@@ -60,7 +60,7 @@ function drawSide(
   });
   drawing.path(`M${x} ${base}H${x + cols * step}`, LINE, 1);
   const { entropy, largest, gradient } = measures(sunk ? [...mine, restOf(mine)] : mine);
-  return `largest weight ${largest.toFixed(2)}, entropy ${entropy.toFixed(2)}, gradient ${gradient.toFixed(2)}`;
+  return `largest weight ${weightText(largest)}, entropy ${scoreText(entropy)}, gradient ${scoreText(gradient)}`;
 }
 
 /** The queries and keys that are drawn, query i among them, and the key where it stands. */
@@ -110,7 +110,7 @@ export function lossBars({ scene }: Pick<Context, "scene">, ablations: Ablations
     .map(({ layer, head, by, share }) => ({
       name: headName(scene, layer, head),
       share,
-      said: change(by),
+      said: changeText(by),
       fill: by < 0 ? BLUE : ORANGE,
     }));
 }
@@ -139,7 +139,7 @@ async function takenFigure(context: Context): Promise<Drawing> {
     name: key ? printable(key.at(j) ?? "") : "",
     about: count(j),
     share: taken[j] / (taken[order[0]] || 1),
-    said: rounded(taken[j], 3),
+    said: figure(taken[j]),
   }));
   drawing.height = drawBars(drawing, bars, { x: 12, y: 32, width: WIDE - 24, names: 140, mono: true });
   drawing.caption(
@@ -165,7 +165,7 @@ export async function ablationFigure(context: Context): Promise<Drawing> {
   drawing.height = Math.max(left, right);
   const place = how === "mean" ? "its mean over the text" : "nothing";
   drawing.caption(
-    `The model without one head, ${place} in its place, ${ofText(context)}. Left: how much the loss, ${all.loss.toFixed(3)} nats a token ` +
+    `The model without one head, ${place} in its place, ${ofText(context)}. Left: how much the loss, ${lossText(all.loss)} nats a token ` +
       `with all heads, changes without each; orange more, blue less. Right: what is expected after ${token} with ` +
       `${nameOfHead(context)} (blue) and without it (orange).`,
   );

@@ -1,7 +1,7 @@
 /** Maps as figures: what is seen of one, its tokens, the scale of its colours. */
 
 import { css, ramp, SCALES, signedScale, weightAt } from "../numbers/colour";
-import { columns, count, printable, rounded, shortened } from "../numbers/format";
+import { columns, count, figure, printable, shortened } from "../numbers/format";
 import { perPixel, tileBlock, type Part } from "../numbers/levels";
 import type { Tokens } from "../data";
 import type { Picture, Pixels } from "../parts/pictures";
@@ -150,7 +150,7 @@ export function drawScale(drawing: Drawing, picture: Picture, level: number, x: 
       : weightAt(place, top, look.tone);
     const anchor = place === 0 ? "start" : place === 1 ? "end" : "middle";
     const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
-    const text = least + rounded(at || 0, 2);
+    const text = least + figure(at || 0, 2);
     drawing.text(x + place * width, y + 23, text, { size: 10, fill: SOFT, anchor });
   }
 }

@@ -2,7 +2,7 @@
 
 import type { TokenRow } from "../data";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, printable, shortened } from "../numbers/format";
+import { count, printable, shortened, weightText } from "../numbers/format";
 import { expectsTitle, sayings } from "../parts/findings";
 import { HeadPicture } from "../parts/pictures";
 import { nameOf } from "../parts/sentences";
@@ -64,7 +64,7 @@ export async function overviewFigure(context: Context): Promise<Drawing> {
       name: words ? printable(words[t] ?? "") : "",
       about: count(t),
       share: list[t],
-      said: list[t].toFixed(3),
+      said: weightText(list[t]),
     }));
   drawing.text(x, 16, shortened(`Where ${nameOf(tokens.query, i)} looks`, 36), { size: 13, bold: true });
   let y = drawBars(drawing, listed(weights, tokens.key), { x, y: 26, width, names: 96, mono: true });
@@ -107,8 +107,8 @@ function drawCell(
   const fill = readableOn(ground);
   const letters = Math.max(1, Math.floor((w - 6) / 7));
   drawing.text(x + w / 2, y + 14, shortened(word, letters), { size: 11, mono: true, fill, anchor: "middle" });
-  const about = row.keys.length ? `${count(row.keys[0])} · ${weight.toFixed(2)}` : "";
-  drawing.text(x + w / 2, y + 26, w > 58 ? about : about && weight.toFixed(2), { size: 9, fill, anchor: "middle" });
+  const about = row.keys.length ? `${count(row.keys[0])} · ${weightText(weight)}` : "";
+  drawing.text(x + w / 2, y + 26, w > 58 ? about : about && weightText(weight), { size: 9, fill, anchor: "middle" });
 }
 
 /** Pixels from one layer of a token's figure to the next. */

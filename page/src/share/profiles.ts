@@ -1,7 +1,7 @@
 /** Profiles of a head as a figure. */
 
 import type { Profile } from "../data";
-import { count, rounded } from "../numbers/format";
+import { count, figure } from "../numbers/format";
 import { axisOf, positionsOf } from "../numbers/profilecharts";
 import { binAt, stairs } from "../numbers/stairs";
 import { headAt, layerOf, type Context } from "../views/view";
@@ -52,8 +52,8 @@ function drawProfile(drawing: Drawing, key: string, profile: Profile, x0: number
   const d = curve(profile, x, frame);
   if (d) drawing.path(d, "#1f5c9e", 1.4);
   const small = { size: 9.5, fill: SOFT };
-  drawing.text(left - 5, top + 8, rounded(least, 2), { ...small, anchor: "end" });
-  drawing.text(left - 5, top + high, rounded(low, 2), { ...small, anchor: "end" });
+  drawing.text(left - 5, top + 8, figure(least, 2), { ...small, anchor: "end" });
+  drawing.text(left - 5, top + high, figure(low, 2), { ...small, anchor: "end" });
   const ends = profile.edges
     ? [0, values.length - 1].map((k) => binAt(stairs(profile), k).name)
     : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);

@@ -19,6 +19,7 @@ import { dots, encoded, losses, Model, shares, type Options, type Trace } from "
 import { outlineOf, told } from "../model/outlines";
 import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
+import { scoreText } from "../numbers/format";
 import { halfValues } from "../numbers/half";
 import { perPixel } from "../numbers/levels";
 import { filled } from "../parts/terms";
@@ -181,7 +182,7 @@ export class TypedTexts {
     const start = Array.from(settings.text.split(/\s+/).filter(Boolean).join(" "));
     const { text, least } = this.stored.caution;
     const chance = byChance(trace.ids, this.given.prefix);
-    const cautioned = chance >= least ? [filled(text, { score: chance.toFixed(2) })] : [];
+    const cautioned = chance >= least ? [filled(text, { score: scoreText(chance) })] : [];
     const { causal, scale } = trace;
     const layer = (one: Layer): Layer => ({ ...one, n_q: n, n_k: n, causal, scale, rules: causal ? "causal()" : "" });
     return {

@@ -1,7 +1,7 @@
 import type { HeadRow, TokenRow } from "../data";
 import { h, tick } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, printable } from "../numbers/format";
+import { count, printable, weightText } from "../numbers/format";
 import { leavesAside } from "../parts/aside";
 import { tokenChooser } from "../parts/chooser";
 import { earlierHeads, readAt } from "../parts/earlier";
@@ -112,8 +112,8 @@ class TokenView implements View {
     const { store, scene } = this.context;
     const name = headName(scene, row.layer, row.head);
     const mine = this.kinds.find(({ layer, head }) => layer === row.layer && head === row.head);
-    const all = row.keys.map((j, k) => `${count(j)} ${this.word(j)} ${row.weights[k].toFixed(2)}`).join(", ");
-    const sink = row.sink === undefined ? "" : `, the learned sink ${row.sink.toFixed(2)}`;
+    const all = row.keys.map((j, k) => `${count(j)} ${this.word(j)} ${weightText(row.weights[k])}`).join(", ");
+    const sink = row.sink === undefined ? "" : `, the learned sink ${weightText(row.sink)}`;
     const [first, ...more] = this.shown(row);
     const colour = ramp(SCALES[scaleName(store.state)], toned(first?.weight ?? 0, 1, store.state.tone));
     const current = store.state.layer === row.layer && store.state.head === row.head;
@@ -128,11 +128,11 @@ class TokenView implements View {
         click: () => store.set({ layer: row.layer, head: row.head }),
       },
       h("span", { class: "word", "data-token": first?.key }, first ? this.word(first.key) : "–"),
-      h("small", {}, first ? `${count(first.key)} · ${first.weight.toFixed(2)}` : ""),
+      h("small", {}, first ? `${count(first.key)} · ${weightText(first.weight)}` : ""),
       ...(roomy ? more : []).map(({ key, weight }) =>
-        h("span", { class: "more", "data-token": key }, `${this.word(key)} ${weight.toFixed(2)}`),
+        h("span", { class: "more", "data-token": key }, `${this.word(key)} ${weightText(weight)}`),
       ),
-      row.sink !== undefined && h("span", { class: "more" }, `sink ${row.sink.toFixed(2)}`),
+      row.sink !== undefined && h("span", { class: "more" }, `sink ${weightText(row.sink)}`),
     );
     button.style.background = css(colour);
     button.style.color = readableOn(colour) === "#101010" ? "#000" : "#fff"; // small text asks for the most contrast
@@ -205,7 +205,7 @@ class TokenView implements View {
       const j = Number(span.dataset.token);
       const by = this.rows.filter(({ keys }) => keys.includes(j));
       const said = by.map(({ layer, head, keys, weights }) => {
-        return `${headName(this.context.scene, layer, head)} ${weights[keys.indexOf(j)].toFixed(2)}`;
+        return `${headName(this.context.scene, layer, head)} ${weightText(weights[keys.indexOf(j)])}`;
       });
       if (said.length) span.title += `\n${said.join(", ")}`;
     }

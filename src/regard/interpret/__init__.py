@@ -7,6 +7,7 @@
 | `maps` | heads compared by their maps |
 | `paths` | earlier heads that wrote where a head reads |
 | `table` | tables of heads for the terminal, JSON and CSV |
+| `formats` | numbers as text, as the page has them |
 | `inputs` | arguments of commands: texts, captures and arrays |
 | `capture/` | the queries, keys and lse of a model's layers |
 | `examplemodel/` | a small trained decoder |

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments.values import boolean, integer, number
+from regard.interpret.formats import score_text
 
 Floats = NDArray[np.floating[Any]]
 Means = NDArray[np.float64]
@@ -72,8 +73,8 @@ class HeadStatistics:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print two digits of each score in a notebook's cell."""
-        scores = ", ".join(f"{self.called(kind)} {score:.2f}" for kind, score in self.scores.items())
-        printer.text(f"layer {self.layer}, head {self.head}: {scores}; entropy {self.entropy:.2f}")
+        scores = ", ".join(f"{self.called(kind)} {score_text(score)}" for kind, score in self.scores.items())
+        printer.text(f"layer {self.layer}, head {self.head}: {scores}; entropy {score_text(self.entropy)}")
 
 
 def previous_token(weights: ArrayLike) -> Means:

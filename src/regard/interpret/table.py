@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from regard.interpret.formats import change_text, loss_text, score_text
 from regard.interpret.heads import CLEAR, KINDS, NOTABLE, HeadStatistics, all_notable, notable
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def caution(chance: float) -> str:
 
     chance: as of `by_chance`.
     """
-    return "" if chance < NOTABLE else CAUTION.format(score=f"{chance:.2f}")
+    return "" if chance < NOTABLE else CAUTION.format(score=score_text(chance))
 
 
 def show(
@@ -108,7 +109,7 @@ def show(
         scored = [head for head in heads if not math.isnan(head.scores[kind])]
         best = sorted(scored, key=lambda head: -head.scores[kind])[:STRONGEST]
         listed = "  ".join(
-            f"L{head.layer} H{head.head} {head.scores[kind]:.2f}"
+            f"L{head.layer} H{head.head} {score_text(head.scores[kind])}"
             + f" (n = {head.distance})" * (kind == "n tokens back")
             for head in best
         )
@@ -135,7 +136,7 @@ def show(
             before = head.layer
         keys = "" if head.kv_head in (None, head.head) else f" (keys of {head.kv_head})"
         values = (getattr(head, score) for score in SCORES)
-        cells = ("–" if math.isnan(value) else f"{value:.2f}" for value in values)
+        cells = (score_text(value) for value in values)
         table.add_row(f"L{head.layer} H{head.head}{keys}", named(head), *cells)
     console.print()
     console.print(table)
@@ -147,7 +148,8 @@ def show_losses(heads: Sequence[HeadStatistics], losses: Losses, how: str, conso
     from rich.table import Table
 
     place = {"zero": "zeros", "mean": "its mean over the text"}[how]
-    console.print(f"\nLoss with all heads: {losses.whole:.3f} nats a byte; without a head, {place} in its place:\n")
+    whole = loss_text(losses.whole)
+    console.print(f"\nLoss with all heads: {whole} nats a byte; without a head, {place} in its place:\n")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("head")
     table.add_column("kinds")
@@ -155,6 +157,6 @@ def show_losses(heads: Sequence[HeadStatistics], losses: Losses, how: str, conso
         table.add_column(title, justify="right")
     kinds = {(head.layer, head.head): named(head) for head in heads}
     for at, loss in sorted(losses.without.items(), key=lambda item: -item[1]):
-        change = f"{loss - losses.whole:+.3f}".replace("-", "−")
-        table.add_row(f"L{at[0]} H{at[1]}", kinds[at], f"{loss:.3f}", change)
+        change = change_text(loss - losses.whole)
+        table.add_row(f"L{at[0]} H{at[1]}", kinds[at], loss_text(loss), change)
     console.print(table)

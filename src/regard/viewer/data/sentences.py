@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from regard.interpret.formats import score_text, weight_text
 from regard.interpret.heads import CLEAR, NOTABLE
 from regard.viewer.data.outlines import Claim, Outline
 from regard.viewer.data.scores import KINDS
@@ -192,13 +193,13 @@ def told(claims: Sequence[Claim], queries: Sequence[str], keys: Sequence[str], o
 def _parts(claim: Claim, queries: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
     by_key = {pair.key: [other for other in claim.pairs if other.key == pair.key] for pair in claim.pairs}
     listed = {
-        key: ", ".join(f"{pair.weight:.2f} from {only_name(queries, pair.query)}" for pair in pairs)
+        key: ", ".join(f"{weight_text(pair.weight)} from {only_name(queries, pair.query)}" for pair in pairs)
         for key, pairs in by_key.items()
     }
     named = claim.name in ("sink", "column", "heaviest")
     every = " and ".join(f"{only_name(keys, key)} ({text})" for key, text in listed.items())
     return {
-        "share": f"{claim.share:.2f}",
+        "share": score_text(claim.share),
         "key": only_name(keys, claim.key) if named else str(claim.key),
         "token": printable(keys[claim.key]) if named and keys else str(claim.key),
         "from": listed.get(claim.key, "") if claim.name == "column" else every,
@@ -251,12 +252,12 @@ def looks(pattern: str, query: str, key: str, weight: float, after: str = "") ->
     pattern: a key of `PATTERNS`. after: the run of tokens that ends at the query and also before the key, if any.
     """
     repeats = PATTERNS["repeats"].format(after=quoted(after)) if after else ""
-    return PATTERNS[pattern].format(query=query, key=key, weight=f"{weight:.2f}", repeats=repeats)
+    return PATTERNS[pattern].format(query=query, key=key, weight=weight_text(weight), repeats=repeats)
 
 
 def resting(share: float) -> str:
     """Return the share of a query's weight that a learned sink takes."""
-    return PATTERNS["resting"].format(share=f"{share:.2f}")
+    return PATTERNS["resting"].format(share=weight_text(share))
 
 
 def expects(following: Sequence[tuple[str, float]]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.interpret.formats import score_text, weight_text
 from regard.interpret.heads import NOTABLE, HeadStatistics
 from regard.viewer.data import sentences
 from regard.viewer.data.dots import dots
@@ -54,8 +55,8 @@ def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick,
             TourStep(
                 "A previous-token head",
                 f"{_called(scene, previous.layer, previous.head)} looks at the token just before, with a mean weight "
-                f"of {previous.previous:.2f}: all its weight lies on the line beside the diagonal. So every token "
-                "learns which token came before it.",
+                f"of {score_text(previous.previous)}: all its weight lies on the line beside the diagonal. So every "
+                "token learns which token came before it.",
                 first | {"view": "map", "layer": previous.layer, "head": previous.head},
             )
         )
@@ -93,8 +94,8 @@ def tour(scene: Scene, name: str, every: Sequence[HeadStatistics], picked: Pick,
             TourStep(
                 "The sink",
                 f"{_called(scene, sink.layer, sink.head)} rests on the first token, with a mean weight of "
-                f"{sink.sink:.2f}. Weights must sum to 1, also where a head finds nothing to copy: token "
-                f"{name_of(scene.query_tokens, row)} puts {column[row]:.2f} of its weight there.",
+                f"{score_text(sink.sink)}. Weights must sum to 1, also where a head finds nothing to copy: token "
+                f"{name_of(scene.query_tokens, row)} puts {weight_text(column[row])} of its weight there.",
                 first | {"view": "overview", "layer": sink.layer, "head": sink.head, "i": row, "j": 0},
             )
         )
@@ -142,9 +143,9 @@ def _unscaled(head: Head, first: dict[str, Any]) -> TourStep:
     return TourStep(
         "Without 1/√d",
         f"Scores are dot products of d = {head.problem.d} features, and their variance grows with d. Left: scores "
-        f"times 1/√d. Right: the same scores without it. The largest weight of the marked row is {scaled:.2f} with it "
-        f"and {unscaled:.2f} without. Near 1 the softmax saturates, and almost no gradient is left to learn from. "
-        "Move the temperature to see it come and go.",
+        f"times 1/√d. Right: the same scores without it. The largest weight of the marked row is "
+        f"{weight_text(scaled)} with it and {weight_text(unscaled)} without. Near 1 the softmax saturates, and almost "
+        "no gradient is left to learn from. Move the temperature to see it come and go.",
         first | {"view": "scale", "i": row},
     )
 

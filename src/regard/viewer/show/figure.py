@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.interpret.formats import POWERS, figure
 from regard.viewer.show.drawing import SANS, Box, Text, element
 
 WIDTH = 480
@@ -109,7 +110,7 @@ def told(value: float) -> str:
     """
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
         power = round(float(np.log10(abs(value))))
-        return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return "10" + str(power).translate(POWERS)
     return f"{value:,.6g}".replace("-", "−")
 
 
@@ -249,7 +250,7 @@ def maps(title: str, values: Mapping[str, Any], *, columns: int = 2, each: bool 
             parts.append(element(Text(x, y + 16, name, SIZE, INK)))
             parts += shaded(value, (float(np.nanmax(value)) or 1.0) if each else most, x, y + 23, size)
         y += 23 + max(size / value.shape[1] * len(value) for _, value in row) + 12
-    return Figure(title, y + 24, [*parts, *scale(y, "the largest of each map" if each else f"{most:.2g}")])
+    return Figure(title, y + 24, [*parts, *scale(y, "the largest of each map" if each else figure(most, 2))])
 
 
 def flow(title: str, steps: Sequence[tuple[str, str]]) -> Figure:

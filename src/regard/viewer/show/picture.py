@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.interpret.formats import figure, score_text, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
 from regard.viewer.data.summary import Choice, LookData, pooled
@@ -89,17 +90,17 @@ def _strongest(drawing: Canvas, data: LookData, top: float) -> None:
         drawing.shapes.append(Text(_LEFT, y + 25, kind.meaning, 15.5, _SOFT))
         heads = data.strongest(kind.name)
         for rank, (layer, head, score) in enumerate(heads):
-            _bar(drawing, _LEFT, y + (1.95 + rank) * step, data.name(layer, head), score)
+            _bar(drawing, _LEFT, y + (1.95 + rank) * step, data.name(layer, head), score, score_text(score))
         if not heads:
             drawing.shapes.append(Text(_LEFT, y + 1.95 * step, sentences.unscored(cross=data.cross), 16.5))
 
 
-def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float) -> None:
+def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float, value: str) -> None:
     drawing.shapes += [
         Text(x, y, label, 16.5),
         Box(x + 123, y - 13, 211, 14, _LINE),
         Box(x + 123, y - 13, 211 * fraction, 14, _ACCENT),
-        Text(x + 439, y, f"{fraction:.3f}", 16.5, anchor="end"),
+        Text(x + 439, y, value, 16.5, anchor="end"),
     ]
 
 
@@ -135,7 +136,7 @@ def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
     drawing.shapes.append(Image(_MIDDLE, y, 300, 16, coloured(np.linspace(0, 1, 300)[None] ** 2)))
     for weight in (0, 0.1, 0.5, 1):
         x = _MIDDLE + 300 * math.sqrt(weight)
-        drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))
+        drawing.shapes.append(Text(x, y + 36, figure(weight), 14.5, _SOFT, anchor="middle"))
     said = [
         line for text in (*data.says(choice), sentences.view("map", sink=data.has_sink(*at))) for line in wrap(text, 96)
     ]
@@ -174,7 +175,8 @@ def _attended(drawing: Canvas, data: LookData, choice: Choice) -> None:
     drawing.shapes.append(Text(_RIGHT, _TOP, f"{choice.token}{token} attends most to", bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
         key = f"{_short(data.key_labels[index], 9)} " if data.named and index is not None else ""
-        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, "sink" if index is None else f"{key}{index}", weight)
+        label = "sink" if index is None else f"{key}{index}"
+        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, label, weight, weight_text(weight))
     if data.following:
         guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
         drawing.shapes.append(Text(_RIGHT, 1060, "The model expects next", bold=True))

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from regard.interpret.formats import figure, score_text, weight_text
 from regard.ops.stepping import Step, Steps
 from regard.viewer.data.summary import block_starts
 from regard.viewer.show.blocks import Screen
@@ -127,5 +128,5 @@ def _number(x: float, weight: bool) -> str:
     if not np.isfinite(x):
         return "·" if weight and x < 0 else {np.inf: "+∞", -np.inf: "−∞"}.get(x, "NaN")
     if weight:
-        return f"{x:.3f}"
-    return f"{x:+.2f}" if abs(x) < 1000 else f"{x:+.2e}"
+        return weight_text(x)
+    return ("−" if x < 0 else "+") + (score_text if abs(x) < 1000 else figure)(abs(x))

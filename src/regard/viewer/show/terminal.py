@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from regard.interpret.formats import score_text, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
 from regard.viewer.data.summary import SINK_COLUMNS, Choice, LookData, block_starts
@@ -76,7 +77,7 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
         caption = Text.assemble(
             caption,
             "\n" if side < 12 or caption.cell_len > 3 else " ",
-            (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim"),
+            (f"{short}{'?' * found.tentative} {score_text(found.score)}", "dim"),
         )
     claimed = sentences.short(data.claims.get((at.layer, at.head), ()))
     if claimed and not data.kinds_of(at.layer, at.head):
@@ -94,7 +95,7 @@ def _strongest(data: LookData, screen: Screen) -> RenderableType:
             table.add_row(Text(kind.name, style="bold"), "", "", Text(reason, style="dim"))
         for rank, (layer, head, score) in enumerate(heads):
             title = (Text(kind.name, style="bold"), Text(kind.meaning, style="dim"), Text())[min(rank, 2)]
-            table.add_row(title, data.name(layer, head), f"{score:.3f}", _bar(score, screen))
+            table.add_row(title, data.name(layer, head), score_text(score), _bar(score, screen))
         if kind is not FEATURED[-1]:
             table.add_row()
     return table
@@ -170,15 +171,15 @@ def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     table.add_column(justify="right", style="dim")
     for index, weight in found:
         if index is None:
-            table.add_row("", Text("sink"), f"{weight:.3f}", _bar(weight, screen))
+            table.add_row("", Text("sink"), weight_text(weight), _bar(weight, screen))
             continue
         if not data.named:
-            table.add_row(str(index), "", f"{weight:.3f}", _bar(weight, screen))
+            table.add_row(str(index), "", weight_text(weight), _bar(weight, screen))
             continue
         before = "".join(data.key_labels[max(0, index - 12) : index])
         after = "".join(data.key_labels[index + 1 : index + 13])
         label = screen.fit(data.key_labels[index], 12)
         context = Text(screen.right(before[-12:], 12), style="dim", no_wrap=True)
         context.append(label, style="not dim bold underline").append(after[:12])
-        table.add_row(str(index), Text(label), f"{weight:.3f}", _bar(weight, screen), context)
+        table.add_row(str(index), Text(label), weight_text(weight), _bar(weight, screen), context)
     return table

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.interpret.formats import weight_text
 from regard.viewer.scene.labels import place_of
 from regard.viewer.scene.scenes import Array, Opening, Scene
 from regard.viewer.scene.sources import Settings, example, for_page
@@ -172,7 +173,7 @@ def _scene(name: str, text: Sentence, stored: Mapping[str, Any]) -> Scene:
         maps(stored[f"{name}.weights"], len(tokens)), tokens=tokens, operands=operands, name=text.name, kind="words"
     )
     look = text.looks[0]
-    said = text.says.format(*(f"{_weight(stored, look):.2f}" for look in text.looks))
+    said = text.says.format(*(weight_text(_weight(stored, look)) for look in text.looks))
     i, j = (place_of(token, tokens, len(tokens)) for token in (look.query, look.key))
     return replace(
         scene,
