@@ -70,7 +70,7 @@ TIMED = """async ([n, heads, d, seconds, files]) => {
 TOKENS = 16384
 ASKED = """async ([source, data, ask]) => {
     const { FileSource } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-    const file = new FileSource(JSON.parse(data));
+    const file = await FileSource.of(data);
     const times = [];
     for (let n = 0; n < ask.rounds; n++) {
         const begun = performance.now();

@@ -3,7 +3,7 @@
 import "./style.css";
 
 import { App } from "./app";
-import { FileSource, type StoredData } from "./source/file";
+import { FileSource } from "./source/file";
 import { HttpSource } from "./source/http";
 import { NotebookSource, type WidgetModel } from "./source/notebook";
 import { followAddress, fromHash, START, Store } from "./state";
@@ -24,16 +24,18 @@ function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => v
   };
 }
 
-const place = document.getElementById("regard-page");
-if (place) {
+async function open(place: HTMLElement): Promise<void> {
   const stored = document.getElementById("regard-data")?.textContent;
-  const source = stored ? new FileSource(JSON.parse(stored) as StoredData) : new HttpSource();
+  const source = stored ? await FileSource.of(stored) : new HttpSource();
   const store = new Store(fromHash(location.hash || (place.dataset.state ?? "")));
   followAddress(store);
   const app = new App(source, store, null);
   place.replaceWith(app.element);
-  void app.start();
+  await app.start();
 }
+
+const place = document.getElementById("regard-page");
+if (place) void open(place);
 
 /** For pages that hold answers of their own. */
 export { FileSource };

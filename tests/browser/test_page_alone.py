@@ -98,7 +98,7 @@ REFUSED = "delete window.WebAssembly; window.Worker = class { constructor() { th
 
 ANSWERED = """async ([source, data, text, paths]) => {
     const { FileSource } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-    const file = new FileSource(JSON.parse(data));
+    const file = await FileSource.of(data);
     const settings = { text, temperature: 0.7, scaled: true, causal: true };
     const found = text ? { run: (await file.post("api/example/run", settings)).scene } : {};
     for (const path of paths) {

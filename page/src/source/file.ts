@@ -31,6 +31,16 @@ export interface StoredData {
   model?: StoredModel;
 }
 
+/** The data as a file has it: the answers may be JSON that is deflated, in base64. */
+interface WrittenData extends Omit<StoredData, "answers"> {
+  answers: StoredData["answers"] | string;
+}
+
+async function inflated(text: string): Promise<unknown> {
+  const plain = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(plain).json();
+}
+
 const NO_STEPS =
   "The file holds the weights of this head without its queries and keys: its steps and scores are shown by `regard look`.";
 
@@ -60,6 +70,13 @@ export class FileSource implements Source {
     const codes = exact.some(({ dtype }) => dtype === "u16");
     if (halves) this.note = "saved in half precision: weights are right to 2 or 3 digits";
     else this.note = codes ? "saved in 16 bits a number: weights are right to 3 digits" : "saved";
+  }
+
+  /** A source of what a file holds. */
+  static async of(text: string): Promise<FileSource> {
+    const data = JSON.parse(text) as WrittenData;
+    const answers = typeof data.answers === "string" ? await inflated(data.answers) : data.answers;
+    return new FileSource({ ...data, answers: answers as StoredData["answers"] });
   }
 
   async json(path: string): Promise<unknown> {

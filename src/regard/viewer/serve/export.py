@@ -2,13 +2,15 @@
 
 It opens from disk, without a server and without a network.
 
-Format 2: `exact` has a head's shape, rules and `dtype`. "f32" means float32, "u16" the codes of `packed`, with their
-scales. Query heads that share keys and values name the first of them as `keys_of`. Format 1, without a number, has the
-keys of every head, in float32 or float16 ("f16"); pages read both.
+Format 3: `answers` are JSON that is deflated (zlib), in base64. `exact` has a head's shape, rules and `dtype`. "f32"
+means float32, "u16" the codes of `packed`, with their scales. Query heads that share keys and values name the first of
+them as `keys_of`. Format 2 has the answers as they are. Format 1, without a number, has the keys of every head, in
+float32 or float16 ("f16"); pages read all three.
 """
 
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
@@ -26,8 +28,11 @@ from regard.viewer.serve.codecs import base64, kind, rounded
 from regard.viewer.serve.contents import Contents
 from regard.viewer.serve.kernels import product
 
-FORMAT = 2
+FORMAT = 3
 """The version of the data in a file."""
+
+DRAWN = re.compile("/(profiles|variance)/|/heads$")
+"""The answers whose numbers need no more digits than a drawing shows."""
 
 TITLE = "<title>regard</title>"
 STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
@@ -49,8 +54,10 @@ def page(
     mine = [scene | {"editable": contents.editable} for scene in scenes["scenes"] if scene["id"] == name]
     data: dict[str, Any] = {
         "format": FORMAT,
-        "answers": {"api/scenes": scenes | {"scenes": mine}}
-        | {f"api/{path}": _plain(path, answer) for path, answer in answers.items()},
+        "answers": _deflated(
+            {"api/scenes": scenes | {"scenes": mine}}
+            | {f"api/{path}": _plain(path, answer) for path, answer in answers.items()}
+        ),
         "exact": contents.exact(heads),
         "modules": [base64(x) for x in contents.modules],
     }
@@ -103,7 +110,12 @@ def _plain(path: str, answer: Answer) -> dict[str, Any]:
         raise RuntimeError(f"{path}: {answer.content}")
     if not isinstance(answer.content, dict):
         return {kind(answer.content): base64(answer.content)}
-    return rounded(answer.content) if "/profiles/" in path or "/variance/" in path else answer.content
+    return rounded(answer.content) if DRAWN.search(path) else answer.content
+
+
+def _deflated(content: dict[str, Any]) -> str:
+    """Return JSON as text of a third of its size: names and labels are the same for every head."""
+    return base64(zlib.compress(_json(content).encode()))
 
 
 def inside(code: str, tag: str) -> str:
