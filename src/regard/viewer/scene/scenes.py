@@ -28,6 +28,9 @@ Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "wor
 SMALL = 2**22
 """Query-key pairs up to which NumPy's tiles take less time than a compiler."""
 
+TINY = 2**12
+"""Query-key pairs of a head up to which its weights are computed once, all of them."""
+
 BAND = 2**28
 """Pairs between two reports of progress."""
 
@@ -303,10 +306,18 @@ class Head:
         They are computed from lse and these scores alone. Where pairs are few, whole rows are, as a softmax: their
         scores are NumPy's, and a given lse may be that of a kernel's scores.
         """
+        if self.n_q * self.n_k <= TINY:
+            return self._every_weight[rows.start : rows.stop : rows.step, cols.start : cols.stop : cols.step].copy()
         self.lse_of(rows)
         few = self.n_q * self.n_k <= SMALL
         found = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
         return np.asarray(found[:, cols.start : cols.stop : cols.step] if few else found)
+
+    @cached_property
+    def _every_weight(self) -> Array:
+        """The weights (n_q, n_k) of a tiny head: a call of the engine takes longer than its pairs."""
+        rows, cols = range(self.n_q), range(self.n_k)
+        return np.asarray(self.engine.weights(self.problem, self.lse_of(rows)[None], rows, cols)[0])
 
     def sinks(self) -> NDArray[np.float32]:
         """Return the weight of each query on the learned sink, exp(sink − lse); none without a sink.
