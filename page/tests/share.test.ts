@@ -42,6 +42,7 @@ describe("tables", () => {
   const table = {
     part: { r0: 5, r1: 6, c0: 2, c1: 5 },
     weights: Float32Array.of(0.5, NaN, 0.25),
+    sinks: new Float32Array(0),
     query: ['say "hi"\n'],
     key: ["a,b", "c", "=1+1"],
   };
@@ -57,6 +58,29 @@ describe("tables", () => {
   });
   it("keep what is hidden in an archive", () => {
     expect(text(npzOf(table))).toContain("query_tokens.npy");
+    expect(text(npzOf(table))).toContain("'shape': (1, 3)");
+    expect(text(npzOf(table))).not.toContain("columns.npy");
+  });
+  it("have the learned sink as a column of its own", () => {
+    const two = { ...table, part: { ...table.part, r1: 7 }, weights: Float32Array.of(0.5, NaN, 0.25, 0, 0.5, 0.25) };
+    const sunk = { ...two, query: null, sinks: Float32Array.of(0.125, 0.0625) };
+    expect(csvOf(sunk).split("\r\n")).toEqual([
+      "query,key,key token,weight",
+      '5,2,"a,b",0.5',
+      "5,4,=1+1,0.25",
+      "5,sink,,0.125",
+      '6,2,"a,b",0',
+      "6,3,c,0.5",
+      "6,4,=1+1,0.25",
+      "6,sink,,0.0625",
+      "",
+    ]);
+    const archive = npzOf(sunk);
+    expect(text(archive)).toContain("'shape': (2, 4)");
+    const numbers = Float32Array.of(0.5, NaN, 0.25, 0.125, 0, 0.5, 0.25, 0.0625);
+    expect(text(archive)).toContain(text(new Uint8Array(numbers.buffer)));
+    const names = text(npy({ data: ["2", "3", "4", "sink"] }));
+    expect(text(archive)).toContain(names);
   });
 });
 
