@@ -316,6 +316,16 @@ def test_the_archive_of_several_layers() -> None:
         assert found["2.query"].shape == (4, 4, 32)
 
 
+def test_an_archive_has_the_learned_sink_and_is_read_again(tmp_path: Path) -> None:
+    sink = np.array([0.5, -1.0], np.float32)
+    (tmp_path / "sunk.npz").write_bytes(archive(arrays(Q[:, :20], K[:, :20], sink=sink)))
+    with np.load(tmp_path / "sunk.npz") as found:
+        np.testing.assert_array_equal(found["sink"], sink)
+    assert cli.main(["look", "--arrays", str(tmp_path / "sunk.npz"), "--terminal"]) == 0
+    with np.load(io.BytesIO(archive(arrays(Q, K)))) as found:
+        assert "sink" not in found.files
+
+
 def test_a_file_shows_one_sequence() -> None:
     scene = arrays(Q, K)
     assert single([scene]) is scene

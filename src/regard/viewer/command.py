@@ -149,7 +149,8 @@ def _of_arrays(arguments: Namespace, mask: Mask | None) -> Scene:
     }
     named["name"] = ", ".join(path.name for path in arguments.arrays)
     if "query" in found:
-        options: dict[str, Any] = {"lse": found.get("lse"), "causal": arguments.causal, "mask": mask}
+        options: dict[str, Any] = {"lse": found.get("lse"), "sink": found.get("sink")}
+        options |= {"causal": arguments.causal, "mask": mask}
         return sources.arrays(found["query"], found["key"], found.get("value"), **named, **options)
     if arguments.causal or mask is not None:
         raise ValueError("--causal and --window go with queries and keys: weights follow their rules already")

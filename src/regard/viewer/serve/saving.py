@@ -91,8 +91,8 @@ class Still:
 def archive(scene: Scene) -> bytes:
     """Return a scene as an .npz file, without its rules.
 
-    It holds query, key, value and lse of every layer, as "3.query" for layer 3 of several; of layers that have weights
-    alone it holds those. It also holds the tokens, and the numbers of heads if not all were captured.
+    It holds query, key, value, lse and a learned sink of every layer, as "3.query" for layer 3 of several; of layers
+    that have weights alone it holds those. It also holds the tokens, and the numbers of heads if not all were captured.
     """
     found: dict[str, Any] = {}
     for layer in scene.layers:
@@ -117,6 +117,8 @@ def _arrays(layer: SceneLayer) -> dict[str, Array]:
         return {"weights": np.array(weights, np.float32).reshape(p.shape(p.n_q, p.n_k))}
     lse = np.array([[head.lse for head in heads] for heads in every]) if layer.lse is None else layer.lse
     known = {"query": p.query, "key": p.key, "lse": lse.reshape(p.shape(p.n_q))}
+    if p.sink is not None:
+        known["sink"] = p.sink
     return known | ({"value": p.value} if layer.has_values else {})
 
 
