@@ -13,7 +13,7 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.tiled.derivatives import TANGENT_TILES, BlockOutputs, BlockTangents, ChunkWeights, InputTangents
 from regard.engines.tiled.forward_pass import in_order, rows_of, threads_for
-from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, Chunk, HeadBlock, QueryBlock, head_blocks, product
+from regard.engines.tiled.tiles import BAND, BLOCK_K, BLOCK_Q, Chunk, HeadBlock, QueryBlock, head_blocks, product
 from regard.rules import scatter
 from regard.runtime.threads import spread_numpy
 
@@ -92,11 +92,12 @@ class Gradients:
     def _add_keys(total: Array, part: Array, chunk: Chunk) -> None:
         """Add a chunk's part to the gradient of keys or values.
 
-        part: (kv heads, group, T, BLOCK_K, d), summed over the group. total: (..., h_kv, n_k, d).
+        part: (kv heads, group, T, BLOCK_K, d), summed over the group in order. total: (..., h_kv, n_k, d).
         """
-        part = part.sum(axis=1).reshape(part.shape[0], chunk.T * BLOCK_K, part.shape[-1])
         heads = chunk.block.heads
-        total[heads.index][heads.kv, chunk.in_call] += part[:, chunk.valid]
+        gradient = total[heads.index][heads.kv, chunk.in_call]
+        for one in part.reshape(*part.shape[:2], chunk.T * BLOCK_K, part.shape[-1]).swapaxes(0, 1):
+            gradient += one[:, chunk.valid]
 
     def add_bias(self, dS: Array, chunk: Chunk) -> None:
         """Add dS to dbias, summed over the axes along which the bias broadcasts."""
@@ -236,13 +237,16 @@ def dot(x: Array, y: Array) -> Array:
 def in_turn(p: Problem, total: Gradients, work: Any) -> None:
     """Call work on every query block, in order if blocks add to the same array.
 
-    They do if they have the same keys, or share a bias, sink or table.
+    They do if they have the same keys, or share a bias, sink or table. Sums over queries run from the last row to the
+    first, and over the heads of a row, however many of those a head block has.
     """
     per_kv_head = [list(one_head) for _, one_head in groupby(head_blocks(p), lambda heads: (heads.b, heads.kv.start))]
 
     def each(one_head: list[HeadBlock]) -> None:
-        for heads in one_head:
-            for block in heads.blocks:
-                work(block)
+        bands = zip(*(heads.bands(BAND)[::-1] for heads in one_head), strict=True)
+        for together in bands:
+            for blocks in zip(*(list(band)[::-1] for band in together), strict=True):
+                for block in blocks:
+                    work(block)
 
     spread_numpy(each, per_kv_head, 1 if total.shared else threads_for(p))

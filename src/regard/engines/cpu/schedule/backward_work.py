@@ -206,10 +206,13 @@ class BackwardChunks(LaunchStages):
 
     def __iter__(self) -> Iterator[BackwardChunk]:  # type: ignore[override]
         p, spec = self.p, self.backward
-        # Threads wait for each other at the end of a chunk, so it is longer for more threads.
-        for tiles, given in self.chunks(CHUNK_BLOCKS * self.threads):
-            kv_head = (given[:, self.field("b")] - p.origin[0]) * p.kv_heads + given[:, self.field("head")] // p.group
-            order = np.argsort(kv_head, kind="stable")
+        # Threads wait for each other at the end of a chunk, so it is longer for more threads. Gradients of tables have
+        # sums over several key-value heads, chunk by chunk, so there its length is fixed.
+        for tiles, given in self.chunks(CHUNK_BLOCKS * (1 if self.sums.dtables else self.threads)):
+            head, i = given[:, self.field("head")], given[:, self.field("i")]
+            kv_head = (given[:, self.field("b")] - p.origin[0]) * p.kv_heads + head // p.group
+            # Sums over queries run from the last row to the first, and over the heads of a row, however a call is cut.
+            order = np.lexsort((head, -i, kv_head))
             blocks, ends = given[order], np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1
             kv_heads = [range(*ends) for ends in pairwise([0, *ends.tolist()])]
             most = min(self.work_group, max(map(len, kv_heads)))
