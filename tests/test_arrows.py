@@ -23,6 +23,7 @@ LAYERS = (
     "reference",
     "engines",
     "ops",
+    "parallel",
     "positions",
     "interpret",
     "insight examplemodel",

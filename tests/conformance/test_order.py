@@ -21,7 +21,9 @@ def inputs(n: int, heads: int, kv_heads: int, d: int = 16) -> tuple[Array, Array
 
 
 @ENGINES
-@pytest.mark.parametrize("options", [{"causal": True}, {"mask": regard.window(90)}, {}], ids=["causal", "window", "all"])
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"mask": regard.window(90)}, {}], ids=["causal", "window", "all"]
+)
 @pytest.mark.parametrize("heads", [2, 6])
 def test_shards_of_one_tile(engine: str, options: Any, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rules are not read tile by tile, those of the whole are."""

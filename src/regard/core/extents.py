@@ -15,7 +15,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Extents:
     """Index ranges of a call.
 
-    lead: leading dimensions. offset, origin: as in `Problem`. real: the scalar type of scores.
+    lead: leading dimensions. offset, origin: as in `Problem`. real: the scalar type of scores. keys: the number of keys
+    of the whole sequence, which ends with the call's last key unless the call is a `CallPart`.
     """
 
     lead: tuple[int, ...]
@@ -25,11 +26,7 @@ class Extents:
     offset: Array
     origin: tuple[int, int, int]
     real: type[np.floating[Any]]
-
-    @property
-    def keys(self) -> int:
-        """The number of keys of the whole sequence, which ends with the call's last key."""
-        return self.origin[2] + self.n_k
+    keys: int
 
     @cached_property
     def indices(self) -> dict[str, tuple[int, int]]:
@@ -60,7 +57,7 @@ class Extents:
 
         Tiles begin at multiples of `size` from j = 0; the first and the last may be smaller.
         """
-        first, end = self.origin[2], self.keys
+        first, end = self.origin[2], self.origin[2] + self.n_k
         starts = np.arange(first - first % size if self.n_k else end, end, size, dtype=np.int64)
         return np.append(np.maximum(starts, first), end)
 

@@ -63,6 +63,34 @@ class Differential:
     metric: Array | None = None
 
 
+ROW_STEP, KEY_STEP = 768, 1024
+"""Rows and keys at multiples of which a `CallPart` may begin: whole query blocks and key splits of every engine."""
+
+
+@dataclass(frozen=True, eq=False)
+class CallPart:
+    """The place of a call in a whole one, of which it has some rows and some keys.
+
+    Only `regard.parallel` makes them. Sums go on from part to part, so that the last has the bits of the whole: those
+    of forward, and the gradient of the query, over parts of the keys in ascending order; the gradients of key and value
+    over parts of the rows in descending order. rows, keys: the numbers of the whole. first, last: there is no part
+    before, or after. gradients: of the query ("query"), or of key and value ("key"). sums: what goes on, by name; an
+    engine writes it, and returns results for the last part alone. The weights are those of an lse over all keys.
+    """
+
+    rows: int
+    keys: int
+    first: bool
+    last: bool
+    gradients: str
+    sums: dict[str, Array]
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """All that distinguishes parts of equal shapes."""
+        return self.rows, self.keys, self.first, self.last, self.gradients
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A valid call as data: its arrays, not copied, and its options.
@@ -71,7 +99,7 @@ class Problem:
     broadcast; `lead` is their common shape. `offset` holds one integer for each of the `batch` row-major indices of
     `lead`. `positions_first` requests an output stored as (..., n, h, d). `factors` are the query and the metric, if
     there is a metric; `query` is then their product. `constants` are inputs without a gradient, which engines leave
-    out: "bias", and tables of the score.
+    out: "bias", and tables of the score. `part`: what is carried from and to other parts of a larger call.
     """
 
     query: Array
@@ -91,6 +119,7 @@ class Problem:
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
     factors: tuple[Array, Array] | None = None
+    part: CallPart | None = None
 
     @property
     def used(self) -> frozenset[str]:
@@ -163,7 +192,8 @@ class Problem:
     def extents(self) -> Extents:
         """The absolute indices of the call."""
         x = self
-        return Extents(x.lead, x.heads, x.n_q, x.n_k, x.offset, x.origin, x.compute.type)
+        keys = x.origin[2] + x.n_k if x.part is None else x.part.keys
+        return Extents(x.lead, x.heads, x.n_q, x.n_k, x.offset, x.origin, x.compute.type, keys)
 
     @cached_property
     def rules(self) -> CallRules:
@@ -248,6 +278,10 @@ FUNCTIONS = ("forward", "weights", "maps", "backward", "jvp", "backward_jvp", "j
 FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe", "constants", "factors"})
 KNOWS = dict.fromkeys(FUNCTIONS, FIELDS)
 """The optional fields that each function of every engine knows; an engine adds its own."""
+KNOWS_PARTS = KNOWS | {name: FIELDS | {"part"} for name in ("forward", "backward")}
+"""The same of an engine that computes parts."""
+INTERNAL = frozenset({"part"})
+"""Optional fields that no caller can ask for."""
 
 
 def device_of(x: Array) -> Any:

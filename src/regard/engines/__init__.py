@@ -45,7 +45,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from regard.arguments.values import shown
-from regard.core.problem import FUNCTIONS, OPTIONAL, Differential, Outputs, Problem
+from regard.core.problem import FUNCTIONS, INTERNAL, OPTIONAL, Differential, Outputs, Problem
 from regard.core.statistics import Statistic
 from regard.warning import RegardWarning, level_of_caller
 
@@ -260,7 +260,7 @@ def available_engines() -> tuple[EngineState, ...]:
     ['cpu', 'tiled', 'triton', 'spec']
     """
     every = engines().values()
-    known = frozenset().union(*(names for engine in every for names in engine.KNOWS.values()))
+    known = frozenset().union(*(names for engine in every for names in engine.KNOWS.values())) - INTERNAL
 
     def lacks(engine: Engine) -> dict[str, tuple[str, ...]]:
         missing = {function: tuple(sorted(known - engine.KNOWS[function])) for function in FUNCTIONS}

@@ -20,8 +20,10 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
 
     Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. Rows are
     corrected if their weights may have lost half of their digits. maps: those of the engine, since its weights have the
-    same errors.
+    same errors. Cotangents of a part are left as they are: it does not have all weights of a row.
     """
+    if p.part is not None:
+        return ct
     assert outputs.lse is not None
     size, eps = np.abs(outputs.lse), np.finfo(p.compute).eps
     large = (size * eps > eps**0.5) & (size < np.inf)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import remedy
-from regard.core.problem import KNOWS as KNOWS
-from regard.core.problem import Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -47,6 +46,7 @@ ABOUT = "compiled for this processor, O(n) memory"
 DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 WIDEST = 1024
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
+KNOWS = KNOWS_PARTS
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 

@@ -10,14 +10,14 @@
 Read them in this order. `reference.specification` has the same formulas without tiles.
 """
 
-from regard.core.problem import KNOWS as KNOWS
-from regard.core.problem import Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem
 from regard.engines.normalized import normalized
 from regard.engines.tiled.forward_pass import forward, maps, weights
 from regard.engines.tiled.tiles import working_memory
 
 __all__ = [
     "ABOUT",
+    "KNOWS",
     "NAME",
     "backward",
     "backward_jvp",
@@ -33,6 +33,7 @@ __all__ = [
 
 NAME = "tiled"
 ABOUT = "tiles on NumPy, O(n) memory, any platform"
+KNOWS = KNOWS_PARTS
 DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 
 

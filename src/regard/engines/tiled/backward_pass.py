@@ -57,14 +57,29 @@ class Gradients:
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
-        self.query = np.zeros(p.shape(p.n_q, p.d), c)
-        self.key = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d), c)
-        self.value = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d_v), c)
+        keys = (*p.lead, p.kv_heads, p.n_k)
+        self.query = self.sums("query", p.shape(p.n_q, p.d))
+        self.key, self.value = self.sums("key", (*keys, p.d)), self.sums("value", (*keys, p.d_v))
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
         self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}
         # Head blocks that add to the same array have to do so in order.
         self.shared = self.bias is not None or p.sink is not None or bool(p.rules.tables)
+
+    def sums(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Return the sums of a gradient, which go on from part to part."""
+        part = self.p.part
+        if part is None or (name == "query") != (part.gradients == "query"):
+            return np.zeros(shape, self.p.compute)
+        if part.first:
+            part.sums[name] = np.zeros(shape, self.p.compute)
+        return part.sums[name]
+
+    def begin(self, block: QueryBlock) -> Array:
+        """Return dq of a block, without the factor of scores, from the parts before."""
+        dq = np.zeros((*block.head_shape, BLOCK_Q, self.p.d), self.p.compute)
+        dq[:, :, block.valid] = rows_of(block, self.query, 2)
+        return dq
 
     def add(
         self,
@@ -82,8 +97,11 @@ class Gradients:
         hidden: the mask of hidden pairs; None if everything is finite.
         """
         hidden_t = None if hidden is None else hidden.swapaxes(-1, -2)
-        if k is not None:
+        gradients = "all" if self.p.part is None else self.p.part.gradients
+        if k is not None and gradients != "key":
             dq += in_order(product(dT, k, hidden))
+        if gradients == "query":
+            return
         if q is not None:
             self._add_keys(self.key, product(dT.swapaxes(-1, -2), q, hidden_t), x.chunk)
         self._add_keys(self.value, product(PD.swapaxes(-1, -2), dO, hidden_t), x.chunk)
@@ -118,8 +136,15 @@ class Gradients:
 
     def finish(self, block: QueryBlock, dq: Array, d_sink: Array) -> None:
         """Store a block's dq, and add its rows' part of dsink."""
-        rows_of(block, self.query, 2)[...] = (dq * self.p.compute.type(self.p.scale))[:, :, block.valid]
-        if self.sink is not None:
+        last = self.p.part is None or self.p.part.last
+        total = dq * self.p.compute.type(self.p.scale) if last else dq
+        rows_of(block, self.query, 2)[...] = total[:, :, block.valid]
+        if self.p.part is not None and self.sink is not None:
+            if self.p.part.gradients == "key":
+                return
+            rows = self.p.part.sums.setdefault("sink", np.zeros(self.p.shape(self.p.n_q), self.p.compute))
+            rows_of(block, rows, 1)[...] = d_sink[:, :, 0, block.valid, 0]
+        elif self.sink is not None:
             self.sink[block.heads.kv, block.heads.group] += d_sink[:, :, 0, block.valid, 0].sum(axis=-1)
 
     @np.errstate(all="ignore")
@@ -129,6 +154,8 @@ class Gradients:
         It is infinite beyond the range of that.
         """
         p = self.p
+        if p.part is not None and not p.part.last:
+            return Differential()
 
         def fit(x: Array | None, like: Array | None) -> Any:
             return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
@@ -155,7 +182,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
         heads, saved = block.heads, BlockOutputs(block, outputs)
         g = Cotangents(saved, ct)
         clean_rows = bool(np.isfinite(block.q).all() and np.isfinite(g.dO).all())
-        dq = np.zeros((*block.head_shape, BLOCK_Q, p.d), p.compute)
+        dq = total.begin(block)
         for chunk in block.chunks():
             clean = clean_rows and bool(heads.finite_k[chunk.tiles].all() and heads.finite_v[chunk.tiles].all())
             x = ChunkWeights(saved, chunk, plain=clean and chunk.full and p.score is None and p.bias is None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import Outputs, Problem
+from regard.core.problem import CallPart, Outputs, Problem
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -86,9 +86,15 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     seen = {s: s.empty(p.sizes, p.compute) for s in observe if type(s) in OF_BLOCK}
     k = max((1 if s.of is None else s.of for s in seen if isinstance(s, Argmax | TopWeights)), default=0)
 
+    if p.part is not None and p.part.first:
+        sums = {"m": (), "l": (), "O": (p.d_v,)} | ({"e": ()} if ENTROPY in seen else {})
+        p.part.sums.update({name: np.empty(p.shape(p.n_q, *tail), p.compute) for name, tail in sums.items()})
+
     def work(block: QueryBlock) -> None:
         top = TopKeys(block, k) if k else None
         softmax = OnlineSoftmax(block, ENTROPY in seen)
+        if p.part is not None and not p.part.first:
+            softmax.resume(p.part)
         visible = np.zeros((*block.head_shape, BLOCK_Q), np.int64)
         for chunk in block.chunks():
             S = chunk.scores(chunk.raw())
@@ -97,6 +103,9 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             if VISIBLE in seen:
                 visible += np.count_nonzero(S != -np.inf, axis=(2, 4))
             softmax.add(chunk, S)
+        if p.part is not None and not p.part.last:
+            softmax.keep(p.part)
+            return
         O, log_sum = softmax.finish()
         rows_of(block, out, 2)[...] = O[:, :, block.valid].astype(p.dtype)
         if low is not None:
@@ -142,7 +151,7 @@ class OnlineSoftmax:
     """
 
     def __init__(self, block: QueryBlock, entropy: bool):
-        p = block.p
+        p, self.block = block.p, block
         self.sink, self.clean = block.heads.sink, block.heads.finite_v
         shape = (*block.head_shape, BLOCK_Q)
         self.m = np.full(shape, -np.inf, p.compute)
@@ -174,6 +183,18 @@ class OnlineSoftmax:
         self.O *= old[..., None]
         O *= new[..., None]
         self.O += O
+
+    def resume(self, part: CallPart) -> None:
+        """Go on from the sums of the part before."""
+        for name, x in part.sums.items():
+            rows = rows_of(self.block, x, x.ndim - len(self.block.p.lead) - 1)
+            getattr(self, name)[:, :, self.block.valid] = rows
+
+    def keep(self, part: CallPart) -> None:
+        """Store the sums for the part that follows."""
+        for name, x in part.sums.items():
+            rows = rows_of(self.block, x, x.ndim - len(self.block.p.lead) - 1)
+            rows[...] = getattr(self, name)[:, :, self.block.valid]
 
     def finish(self) -> tuple[Array, Array]:
         """Return out and lse, the sink included."""

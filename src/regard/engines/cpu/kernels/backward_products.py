@@ -41,7 +41,13 @@ class GradientProducts(ABC):
 
     def add(self, tile: KeyTile) -> None:
         """Add a tile's products to the gradients."""
-        self.add_queries(tile)
+        if self.spec.gradients != "key":
+            self.add_queries(tile)
+        if self.spec.gradients != "query":
+            self.add_keys(tile)
+
+    def add_keys(self, tile: KeyTile) -> None:
+        """Add to dV and dK."""
         k, lanes, block = self.k, self.lanes, tile.block
         with k.loop(2) as which:
             v = which == 0

@@ -139,7 +139,10 @@ class QueryRows:
 
     def _begin_dq(self, block: RowBlock) -> None:
         k, lanes, dq = self.k, self.lanes, block.state.dq
-        with k.choice(k.integer("from") == 0) as (fresh, more):
+        if self.spec.gradients == "key":
+            return
+        fresh_at = 0 if self.spec.gradients == "all" else -1
+        with k.choice(k.integer("from") == fresh_at) as (fresh, more):
             with fresh:
                 lanes.fill(dq, 0.0, lanes.d)
             with more, k.loop(block.field("lanes")) as n:
@@ -176,7 +179,8 @@ class QueryRows:
     def end(self, block: RowBlock) -> None:
         """Store dQ, and what the gradient of a sink needs."""
         k, state = self.k, block.state
-        self.transposes.to_rows(block, state.dq, self.lanes.d, block.address("dq"), *block.strides("dq"))
+        if self.spec.gradients != "key":
+            self.transposes.to_rows(block, state.dq, self.lanes.d, block.address("dq"), *block.strides("dq"))
         if self.spec.sink:
 
             def store(lane: Value, g: Value, r: Value) -> None:

@@ -29,10 +29,10 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import AmxRegisters
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I64
-from regard.engines.cpu.language.values import Value
+from regard.engines.cpu.language.values import Pointer, Value
 from regard.engines.cpu.spec.scratch import SplitState, TileScratch, block_scratch, split_scratch, tile_scratch
 from regard.engines.cpu.spec.specs import KernelSpec
-from regard.engines.cpu.spec.tiles import SPLIT_TILES
+from regard.engines.cpu.spec.tiles import CARRIED, RESUMED, SPLIT_TILES
 
 
 class ForwardKernel:
@@ -86,6 +86,10 @@ class ForwardKernel:
         """Start a block, merged with its splits if they ran separately."""
         k, lanes = self.k, self.lanes
         self.start(block)
+        if self.spec.carried:
+            with k.when((block.field("splits") & RESUMED) != 0):
+                self.copy_state(block.address("split_state"), block.merged.m)
+            return
         self.best.clear(block.merged)
         states, layout = block.address("split_state"), split_scratch(self.spec, lanes.d_v)
         splits = SplitState(states, layout)
@@ -94,6 +98,12 @@ class ForwardKernel:
             split = splits.moved((name, size) for name in layout)
             self.merge(block, split)
             self.best.merge(block.merged, split)
+
+    def copy_state(self, source: Pointer, into: Pointer) -> None:
+        """Copy the state of merged splits."""
+        size = sum(split_scratch(self.spec, self.lanes.d_v).values(), self.k.whole(0))
+        with self.k.loop(size, step=self.lanes.W) as x:
+            into[x] = source.load(x, self.lanes.W)
 
     def start(self, block: RowBlock) -> None:
         """Start a block at its first tile with m = −∞, l = 0 and O = 0."""
@@ -116,6 +126,8 @@ class ForwardKernel:
         separate, split_state, first = block.has("split_state"), block.address("split_state"), block.state.cursor[0]
         # A merge with nothing changes nothing: the first split is summed in its final place.
         alone = first == block.field("tiles")
+        if self.spec.carried:
+            separate, alone = ~separate, alone & ((block.field("splits") & RESUMED) == 0)
         home = k.where(separate, split_state.address, k.where(alone, block.merged.m.address, self.own.m.address))
         state = SplitState(k.at(home, self.real), split_scratch(self.spec, self.lanes.d_v))
         if self.spec.best:
@@ -156,6 +168,14 @@ class ForwardKernel:
 
     def end(self, block: RowBlock) -> None:
         """Divide by l and store the results, unless splits run separately."""
+        if self.spec.carried:
+            with self.k.choice((block.field("splits") & CARRIED) != 0) as (carried, last):
+                with carried:
+                    self.copy_state(block.merged.m, block.address("split_state"))
+                with last:
+                    self.finish(block)
+                    self.store(block)
+            return
         with self.k.when(~block.has("split_state") | (block.field("splits") != 0)):
             self.finish(block)
             self.store(block)

@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import Differential, Outputs, Problem, collapse
+from regard.core.problem import CallPart, Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays, by_head
@@ -60,11 +60,19 @@ class BackwardArrays:
         if self.given is not None:
             self.given = np.ascontiguousarray(self.given, real)
         self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
-        self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
+        self.dq: Array | None = None
+        self.dk: Array | None = None
+        self.dv: Array | None = None
         shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
-        self.dk, self.dv = (
-            self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
-        )
+        if p.part is None:
+            self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
+            self.dk, self.dv = (
+                self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
+            )
+        elif p.part.gradients == "query":
+            self.dq = self.carried(p.part, "query", p.shape(p.n_q, p.d))
+        else:
+            self.dk, self.dv = (self.carried(p.part, *x) for x in zip(("key", "value"), shapes, strict=True))
         bias = p.trained_bias
         # Without hidden pairs, every number of a single head's bias is written.
         every = (
@@ -76,6 +84,12 @@ class BackwardArrays:
         self.dense_dbias = None if self.dbias is None else p.dense(self.dbias)
         self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
+
+    def carried(self, part: CallPart, name: str, shape: tuple[int, ...]) -> Array:
+        """Return sums that go on from part to part."""
+        if part.first:
+            part.sums[name] = memory.zeros(shape, self.p.compute, aligned=True)
+        return part.sums[name]
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
         """Return an array for sums of a shape: `into` if it fits, else a new one."""
@@ -138,6 +152,11 @@ class BackwardArrays:
 
     def result(self, target: Target) -> Differential:
         p = self.p
+        if p.part is not None:
+            if self.c is not None and self.dq is not None:
+                p.part.sums["sink"] = self.p_sink * self.c
+            if not p.part.last:
+                return Differential()
 
         def fit(x: Array | None, like: Array | None) -> Any:
             if x is None or like is None:
@@ -147,7 +166,7 @@ class BackwardArrays:
             return narrowed(collapse(x, like.shape), like.dtype, target)
 
         dk, dv = (
-            x if x is into else x[..., :width]
+            x if x is into or x is None else x[..., :width]
             for x, into, width in ((self.dk, self.into.key, p.d), (self.dv, self.into.value, p.d_v))
         )
         return Differential(
@@ -155,7 +174,7 @@ class BackwardArrays:
             key=fit(dk, p.key),
             value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
-            sink=None if self.c is None else self.sink(self.c),
+            sink=None if self.c is None or p.part is not None else self.sink(self.c),
             tables={table: np.asarray(x.sum(axis=(0, 1)), table.dtype) for table, x in self.dtables.items()},
         )
 
@@ -188,12 +207,13 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
     entropy: it has a cotangent.
     """
     mask = None if p.mask_node is None else RuleArguments("mask", Program.of([p.mask_node]))
-    plain = prefill_spec(p, target, p.n_q, mask, rule.score, entropy)
+    n_q, gradients = (p.n_q, "all") if p.part is None else (p.part.rows, p.part.gradients)
+    plain = prefill_spec(p, target, n_q, mask, rule.score, entropy)
     trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
     amx = plain.element is BF16 and target.amx
     if amx:
-        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, AMX_DEPTH)), paired=True, amx=True)
+        plain = replace(plain, lanes=min(LANES, multiple(n_q, AMX_DEPTH)), paired=True, amx=True)
     elif plain.element is BF16:
         plain = replace(plain, paired=target.bf16_dot)
     return BackwardSpec(
@@ -204,6 +224,7 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
         bias_rows=rows,
         bias_keys=keys,
         bias_shared=trained is not None and bias_shared(p, trained),
+        gradients=gradients,
     )
 
 

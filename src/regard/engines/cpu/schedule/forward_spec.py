@@ -44,7 +44,8 @@ def spec_of(
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
     amx = plain.element is BF16 and target.amx and p.scale != 0
     paired = amx or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
-    decode = decode and rows * p.group <= min(DECODE_QUERIES, W) and straight[1] and not best
+    # States of parts have the layout of prefill, whatever the number of keys.
+    decode = decode and p.part is None and rows * p.group <= min(DECODE_QUERIES, W) and straight[1] and not best
     # A mask that differs by head would compute each tile that one head sees for all.
     adjacent = p.kv_heads > 1 and all(x.strides[-3] > 0 and heads_in_rows(x) for x in (p.key, p.value))
     packed_heads = decode and adjacent and "h" not in reads(*p.rules.hiding)
@@ -101,6 +102,7 @@ def prefill_spec(
         entropy=entropy,
         best=0,
         low=False,
+        carried=False,
     )
 
 

@@ -18,8 +18,10 @@ from regard.engines.cpu.schedule.launches import LaunchStage, in_portions
 from regard.engines.cpu.spec.scratch import scratch_size, split_scratch
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import (
+    CARRIED,
     KEYS,
     PART,
+    RESUMED,
     TILE_BITS,
     TILE_WORD,
     WIDE_WORK_GROUP,
@@ -138,7 +140,7 @@ class LaunchStages:
 
     def __iter__(self) -> Iterator[LaunchStage]:
         for tiles, blocks in self.chunks():
-            if self.threads > 1 and len(blocks) < 2 * self.threads:
+            if self.threads > 1 and len(blocks) < 2 * self.threads and not self.spec.carried:
                 yield from self.split(tiles, blocks)
             else:
                 yield self.stage(tiles, blocks)
@@ -151,6 +153,18 @@ class LaunchStages:
             return False
         products = p.batch * p.heads * len(self.rows) * p.n_k * (p.d + p.d_v)
         return tiles > 1 or (products >= ONE_TILE[0] and products >= ONE_TILE[1] * self.lists)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """The bytes of the merged splits of a query block."""
+        size: int = sum(split_scratch(self.spec, self.p.d_v).values()) * self.spec.real.size
+        return size
+
+    @property
+    def carried(self) -> int:
+        """The bytes that go on from part to part: those of every query block."""
+        heads, rows = self.grid
+        return self.p.batch * len(heads) * len(rows) * self.state_bytes if self.spec.carried else 0
 
     def field(self, name: str) -> int:
         return self.spec.block_fields.index(name)
@@ -195,8 +209,7 @@ class LaunchStages:
 
         Each key split runs by itself; then they are merged.
         """
-        spec, p = self.spec, self.p
-        size = sum(split_scratch(spec, p.d_v).values()) * spec.real.size
+        p, size = self.p, self.state_bytes
         splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
         made, numbers = [], []
         for block in blocks:
@@ -338,6 +351,12 @@ class LaunchStages:
         column["lanes"][...] = rows[:, 1] * heads[:, 1, None]
         column["tiles"][...] = begin
         column["count"][...] = number
+        if self.spec.carried and p.part is not None:
+            every_head, every_row = self.grid
+            at = b * len(every_head) + np.searchsorted(every_head[:, 0], h)
+            at = at * len(every_row) + (first - self.rows.start) // self.spec.lanes
+            column["split_state"][...] = at * self.state_bytes
+            column["splits"][...] = RESUMED * (not p.part.first) + CARRIED * (not p.part.last)
         return made.reshape(-1, len(self.spec.block_fields))
 
 

@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import Problem
+from regard.core.problem import CallPart, Problem
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import (
     Arrays,
@@ -99,7 +99,7 @@ class KernelResults(NamedTuple):
         return "forward"
 
     def spec(self, p: Problem, target: Target, rows: int) -> KernelSpec:
-        return replace(spec_of(p, target, rows, *self.options), low=self.low is not None)
+        return replace(spec_of(p, target, rows, *self.options), low=self.low is not None, carried=p.part is not None)
 
     def source(self, spec: KernelSpec, target: Target) -> str:
         return source(spec, target)
@@ -140,7 +140,8 @@ def signature(p: Problem) -> tuple[Any, ...]:
     """Return what a schedule depends on of a problem, besides the layout of arrays."""
     rules = tuple([None if rule is None else rule_signature(rule.node) for rule in (p.mask, p.score)])
     bias = None if p.bias is None else p.bias.shape
-    return p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, bias, rules
+    part = None if p.part is None else p.part.identity
+    return p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, bias, rules, part
 
 
 @once
@@ -189,7 +190,9 @@ class Schedule:
         self.whole = [(self.names.index(name), name) for name, x in spec.operands.items() if not x.by_block]
         self.fields = pack_fields(self.names, field_values(p, spec, arrays))
         self.nbytes = 0
-        self.stages: Iterable[LaunchStage] = LaunchStages(spec, p, arrays, rows, threads)
+        stages = LaunchStages(spec, p, arrays, rows, threads)
+        self.carried = stages.carried
+        self.stages: Iterable[LaunchStage] = stages
 
     def materialize(self) -> bool:
         if not isinstance(self.stages, LaunchStages) or not self.stages.short:
@@ -215,13 +218,23 @@ class Schedule:
         bases = array("Q", [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)])
         fields[BASES] = bases.buffer_info()[0]
         split_state: Array | None = None
+        carry = None if p.part is None else carried_state(p.part, self.carried)
         for stage in self.stages:
-            if not stage.split_state:
+            if carry is not None:
+                split_state = carry
+            elif not stage.split_state:
                 split_state = None
             elif split_state is None:
                 split_state = np.empty(stage.split_state, np.uint8)
             bases[self.split_state] = base_of(split_state)
             launch(kernel, fields, stage, self.threads)
+
+
+def carried_state(part: CallPart, size: int) -> Array:
+    """Return the memory for merged splits of every query block, which goes on from part to part."""
+    if part.first:
+        part.sums["state"] = np.empty(size, np.uint8)
+    return part.sums["state"]
 
 
 def threads_for(p: Problem, count: int) -> int:

@@ -33,7 +33,8 @@ class KernelSpec:
     of rows of a query block that covers all heads of token-major K and V, else 0. paired: products take packed bf16
     pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use. pipelined: a tile's softmax is
     interleaved with the QK product of the next. bias: the type of a dense bias. best: the number of largest weights to
-    return. low: what rounding takes from the output is stored, or read, too.
+    return. low: what rounding takes from the output is stored, or read, too. carried: merged splits go on from call
+    to call, as `split_state`.
     """
 
     element: Type
@@ -54,6 +55,7 @@ class KernelSpec:
     entropy: bool
     best: int
     low: bool
+    carried: bool
 
     @property
     def kernel(self) -> str:
@@ -274,7 +276,8 @@ class BackwardSpec(KernelSpec):
     The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
     each of `table_reads`, the derivative in the entry and its indices. With `tangent`, the tangent of the score and
     those of derivatives follow each of them. trains_bias: dS is summed for a bias. bias_rows, bias_keys: axes of these
-    sums. bias_shared: several heads add to each sum. bias_dot: the type of the bias's tangent.
+    sums. bias_shared: several heads add to each sum. bias_dot: the type of the bias's tangent. gradients: "all", or of
+    the query alone ("query"), which go on from call to call, or of key and value alone ("key").
     """
 
     nonlinear: bool
@@ -285,6 +288,7 @@ class BackwardSpec(KernelSpec):
     bias_shared: bool
     tangent: bool = False
     bias_dot: Type | None = None
+    gradients: str = "all"
 
     @property
     def kernel(self) -> str:

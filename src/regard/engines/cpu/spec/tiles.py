@@ -15,6 +15,8 @@ AMX_SIDE, AMX_DEPTH, AMX_SUMS = 16, 32, 4
 # Query blocks that share the tiles of a key split in cache, for few tiles and for many.
 WORK_GROUP, WIDE_WORK_GROUP = 16, 64
 
+RESUMED, CARRIED = 1, 2  # flags in `splits` of a carried query block: it goes on from its state; it is not finished
+
 TILE_BITS = 32
 # The fields of an entry of the list of tiles, besides the tile's number, and their values where all lanes see all
 # keys. Keys are counted in PARTs.

@@ -1,0 +1,13 @@
+"""Attention over a sequence that is spread over ranks, with the bits of one process.
+
+| Module | Contents |
+|---|---|
+| `dealing` | the rows that each rank has: contiguous shards, or stripes round robin |
+| `sight` | the tiles that each rank sees, by the bounds of the rules |
+| `programs` | what one rank computes, and the rows that it asks for |
+| `together` | all ranks in one process, in lockstep: the specification of the exchange |
+
+A rank's program is a generator: it yields an `Exchange`, is sent the rows of that from all ranks, and returns its
+results. It knows no framework and no network. `together` runs programs side by side; `regard.torch` runs one in each
+process.
+"""

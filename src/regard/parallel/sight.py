@@ -1,0 +1,88 @@
+"""The tiles that each rank sees, by the bounds of the rules."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import KEY_STEP, ROW_STEP, Problem
+from regard.parallel.dealing import Deal, steps
+from regard.rules import visible_tiles
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TILE = 128  # positions that are sent together; divides both steps
+BAND = 16  # row tiles that are classified together
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The visible tiles of a call whose rows and keys are dealt to ranks.
+
+    Tiles are TILE rows by TILE keys, cut at the ends of runs too; for all batch elements and heads together. keys:
+    (ranks, key tiles), those that a rank's rows see. rows: (ranks, row tiles), those that see a rank's keys. key_runs:
+    (runs of rows, key steps), and row_runs: (runs of keys, row steps), True where there is something to compute. tiles:
+    (ranks, key steps), the visible tiles of a rank's rows in each step.
+    """
+
+    row_deal: Deal
+    key_deal: Deal
+    keys: Array
+    rows: Array
+    key_runs: Array
+    row_runs: Array
+    tiles: Array
+
+
+def edges_of(deal: Deal) -> tuple[Array, Array]:
+    """Return the edges of tiles, cut at the ends of runs, and the run of each tile."""
+    starts, run = [], []
+    for number, x in enumerate(deal.all_runs()):
+        own = [x.start, *range(x.start + TILE - x.start % TILE, x.stop, TILE)]
+        starts += own
+        run += [number] * len(own)
+    order = np.argsort(starts)
+    return np.append(np.array(starts, np.int64)[order], deal.n), np.array(run, np.int64)[order]
+
+
+def sight_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Sight:
+    """Return the tiles that each rank sees of a whole call."""
+    (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal)
+    ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
+    key_steps, row_steps = len(steps(p.n_k, KEY_STEP)), len(steps(p.n_q, ROW_STEP))
+    key_step, row_step = key_edges[:-1] // KEY_STEP, row_edges[:-1] // ROW_STEP
+    row_owner, key_owner = row_deal.owners(), key_deal.owners()
+    found = Sight(
+        row_deal,
+        key_deal,
+        keys=np.zeros((ranks, -(-p.n_k // TILE)), bool),
+        rows=np.zeros((ranks, -(-p.n_q // TILE)), bool),
+        key_runs=np.zeros((len(row_owner), key_steps), bool),
+        row_runs=np.zeros((len(key_owner), row_steps), bool),
+        tiles=np.zeros((ranks, key_steps), np.int64),
+    )
+    if not len(row_run) or not len(key_run) or not p.batch or not p.heads:
+        return found
+    for band in steps(len(row_run), BAND):
+        r, c = _visible(p, row_edges[band.start : band.stop + 1], key_edges)
+        r = r + band.start
+        mine, theirs = row_owner[row_run[r]], key_owner[key_run[c]]
+        found.keys[mine, key_tile[c]] = True
+        found.rows[theirs, row_tile[r]] = True
+        found.key_runs[row_run[r], key_step[c]] = True
+        found.row_runs[key_run[c], row_step[r]] = True
+        np.add.at(found.tiles, (mine, key_step[c]), 1)
+    return found
+
+
+def _visible(p: Problem, rows: Array, keys: Array) -> tuple[Array, Array]:
+    """Return the visible pairs of row tiles and key tiles, for any batch element and head."""
+    count = len(rows) - 1
+    if not p.rules.hiding:
+        return np.repeat(np.arange(count), len(keys) - 1), np.tile(np.arange(len(keys) - 1), count)
+    pairs: list[Array] = []
+    for b in range(p.batch):
+        ranges = p.extents.ranges(b, (0, p.heads - 1), rows[:-1], rows[1:] - 1)
+        row, tile, _ = visible_tiles(p.mask_node, p.rules.hiding_node, ranges, keys + p.origin[2])
+        pairs.append(row * (len(keys) - 1) + tile)
+    both = np.unique(np.concatenate(pairs))
+    return both // (len(keys) - 1), both % (len(keys) - 1)
