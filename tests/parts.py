@@ -95,7 +95,7 @@ TABLE: tuple[Row, ...] = (
         "test_torch_modes.py::test_(dispatch_modes_see_second|a_counter_that_was|make_fx|compiled|lin)", "slow", "long"
     ),
     Row("test_torch_(graphs|recompute)|test_modules.py.*compiled", "slow", "PyTorch compiles"),
-    Row("test_torch_(workers|sharded)", "slow", "starts processes that import PyTorch"),
+    Row("test_torch_(workers|sharded|parallel)", "slow", "starts processes that import PyTorch"),
     Row("test_torch_storage.py::test_storages_are_free.*(compiled|modules)", "slow", "2 s each"),
     Row("test_torch_modes", 8, "PyTorch traces"),
     Row("test_jax_derivatives.py::test_(third|hessian|weights|checkpoint)|test_without_x64", "slow", "2 to 9 s each"),

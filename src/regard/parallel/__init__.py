@@ -3,6 +3,7 @@
 | Module | Contents |
 |---|---|
 | `dealing` | the rows that each rank has: contiguous shards, or stripes round robin |
+| `choosing` | which of both, by live tiles and bytes |
 | `sight` | the tiles that each rank sees, by the bounds of the rules |
 | `programs` | what one rank computes, and the rows that it asks for |
 | `together` | all ranks in one process, in lockstep: the specification of the exchange |

@@ -17,6 +17,7 @@
 | `rules` | rules that read tensors |
 | `parameters` | the modules whose parameters rules read |
 | `functions` | `merge`, `multihead_attention`, `linear_attention` |
+| `parallel` | a sequence over the processes of a device mesh |
 | `varlen` | packed sequences and jagged nested tensors |
 | `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
 | `graph/` | calls in graphs that PyTorch traces |
@@ -41,6 +42,7 @@ from regard.torch.dropins.transformers import register_transformers
 from regard.torch.dropins.triangle import triangle_attention
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.nn.positions import Alibi, Relative, Rope
+from regard.torch.parallel import context_parallel
 from regard.torch.varlen import jagged_attention, varlen_attention
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "TransformerBlock",
     "activate",
     "adopt",
+    "context_parallel",
     "deactivate",
     "flex",
     "flex_attention",

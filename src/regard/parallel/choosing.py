@@ -1,0 +1,77 @@
+"""Stripes or contiguous shards: the deal of a call, by what each rank computes and is sent."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.core.problem import Problem
+from regard.parallel.dealing import Deal
+from regard.parallel.sight import TILE, Sight, sight_of
+
+EVEN = 1.05  # the largest rank over the mean, up to which ranks are as good as even
+STRIPES = 20  # least stripes of each rank, where there are so many tiles: 1 + 1 / 20 of the mean under a causal mask
+LONGEST = 1024  # positions of a stripe: its calls are long enough
+DEALS = ("contiguous", "stripes")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A deal of a call, with what follows from it.
+
+    tiles: visible tiles of the rows of each rank. bytes: of keys and values that each is sent, forward. reason: why
+    this deal and no other.
+    """
+
+    sight: Sight
+    tiles: tuple[int, ...]
+    bytes: tuple[int, ...]
+    reason: str
+
+    @property
+    def deal(self) -> Deal:
+        return self.sight.row_deal
+
+    @property
+    def balance(self) -> float:
+        """The tiles of the rank with the most, over their mean."""
+        return max(self.tiles) * len(self.tiles) / max(1, sum(self.tiles))
+
+
+def stripe_size(n: int, ranks: int) -> int:
+    """Return the positions of a stripe.
+
+    >>> stripe_size(16384, 2), stripe_size(16384, 8), stripe_size(300, 8)
+    (384, 128, 128)
+    """
+    return max(TILE, min(LONGEST, n // (ranks * STRIPES) // TILE * TILE))
+
+
+def choice_of(p: Problem, ranks: int, name: str) -> Choice:
+    """Return what a deal means for a call, whose rows and keys are dealt alike."""
+    deals = [
+        Deal.contiguous(n, ranks) if name == "contiguous" else Deal.stripes(n, ranks, stripe_size(n, ranks))
+        for n in (p.n_q, p.n_k)
+    ]
+    sight = sight_of(p, *deals)
+    row = p.batch * p.kv_heads * (p.d + p.d_v) * p.dtype.itemsize
+    rows = np.zeros((ranks, sight.keys.shape[1]), np.int64)
+    for rank in range(ranks):
+        own = np.zeros(sight.keys.shape[1] * TILE, bool)
+        own[: p.n_k] = True
+        own[deals[1].positions(rank)] = False
+        rows[rank] = own.reshape(-1, TILE).sum(axis=1)
+    sent = (rows * sight.keys).sum(axis=1) * row
+    return Choice(sight, tuple(sight.tiles.sum(axis=1).tolist()), tuple(sent.tolist()), "named")
+
+
+def choose_deal(p: Problem, ranks: int, name: str | None = None) -> Choice:
+    """Return the deal of a call: contiguous shards where they are even, else stripes, unless one is named."""
+    if name is not None:
+        return choice_of(p, ranks, name)
+    contiguous, stripes = (choice_of(p, ranks, x) for x in DEALS)
+    even = contiguous.balance <= max(EVEN, stripes.balance)
+    fewer = sum(contiguous.bytes) <= sum(stripes.bytes)
+    chosen, other = (contiguous, stripes) if even and fewer else (stripes, contiguous)
+    sizes = f"{sum(chosen.bytes):,} bytes instead of {sum(other.bytes):,}"
+    reason = f"{chosen.balance:.2f} of the mean on the largest rank instead of {other.balance:.2f}, {sizes}"
+    return Choice(chosen.sight, chosen.tiles, chosen.bytes, reason)

@@ -1,0 +1,355 @@
+"""A sequence spread over the processes of a device mesh, with the bits of one process.
+
+Each process runs the program of its rank (`regard.parallel`); an exchange is one all-to-all of bytes, which gloo and
+nccl have alike. Before each call all ranks compare a digest of what they were asked.
+"""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from regard.core import checks
+from regard.core.problem import Outputs, Problem
+from regard.core.statistics import ENTROPY, LSE
+from regard.core.tensors import array, tensor
+from regard.engines import Engine, choose
+from regard.ops.normalization import problem_from
+from regard.parallel.choosing import DEALS, Choice, choose_deal
+from regard.parallel.dealing import Deal
+from regard.parallel.programs import Exchange, Program, Rank
+from regard.parallel.sight import TILE
+from regard.rules import Program as RuleProgram
+from regard.rules.masks import foreign
+from regard.torch.adapter import watched
+from regard.torch.arrays import hollow
+from regard.torch.calls import seen_of
+from regard.version import __version__
+
+Array = np.ndarray[Any, np.dtype[Any]]
+OBSERVED = (LSE, ENTROPY)
+WHOLE = "regard.attention inside of context_parallel"
+
+
+@contextmanager
+def context_parallel(
+    mesh: Any, *, causal: bool = False, mask: Any = None, deal: str | None = None
+) -> Iterator[ContextParallel]:
+    """Spread the sequence of `regard.attention` over a device mesh inside of a `with`.
+
+    Every process of the mesh computes its share of the rows, with the bits of one process: out, lse, entropy and the
+    gradients of query, key and value. Queries and keys have the same length. Masks, scores, dropout and a bias see the
+    positions of the whole; a bias or a mask given as an array is that of the whole call. Only the tiles of keys and
+    values travel that the rules let a rank see. All ranks have to make the same calls, and to call backward alike.
+
+    Args:
+        mesh: a one-dimensional `DeviceMesh`, such as mesh["cp"], or a process group.
+        causal, mask: the rule of most calls, by which rows are dealt: contiguous shards where ranks then compute
+            equally much, else stripes of tiles round robin. Each call still names its own rule.
+        deal: "contiguous" or "stripes" instead of that choice.
+
+    Raises:
+        TypeError, ValueError: for a mesh of several dimensions, and for an unknown deal. A call that ranks disagree on
+            raises on all of them, naming what differs.
+
+    >>> import regard, torch
+    >>> def train(mesh, x, weight):
+    ...     with regard.torch.context_parallel(mesh["cp"], causal=True) as cp:
+    ...         q = cp.shard(x) @ weight  # (batch, heads, n, d), n any length
+    ...         return cp.unshard(regard.attention(q, q, q, causal=True))
+    """
+    if deal is not None and deal not in DEALS:
+        raise ValueError(f"deal must be one of {', '.join(map(repr, DEALS))}, got {checks.shown(deal)}")
+    if isinstance(mesh, dist.ProcessGroup):
+        group = mesh
+    elif hasattr(mesh, "get_group") and mesh.ndim == 1:
+        group = mesh.get_group()
+    else:
+        raise TypeError(f'mesh must be a DeviceMesh of one dimension, such as mesh["cp"], got {checks.shown(mesh)}')
+    cp = ContextParallel(group, {"causal": causal, "mask": mask}, deal)
+    with watched(cp.attention):
+        yield cp
+
+
+@dataclass(eq=False)
+class ContextParallel:
+    """The ranks of a `context_parallel`, and the share of this one.
+
+    rule: options of the call by which rows are dealt. received: bytes that this rank was sent by others.
+    """
+
+    group: Any
+    rule: dict[str, Any]
+    named: str | None
+    length: int | None = None
+    received: int = 0
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def ranks(self) -> int:
+        return dist.get_world_size(self.group)
+
+    @property
+    def deal(self) -> Deal:
+        """The rows of each rank, for the length of the last `shard`."""
+        return self.choice().deal
+
+    def choice(self, n: int | None = None) -> Choice:
+        """Return the deal of a length, by default that of the last `shard`, and its reason."""
+        n = self.length if n is None else n
+        if n is None:
+            raise ValueError("the length of the sequence is not known yet: call cp.shard on one of its tensors first")
+        if n not in self.choices:
+            one = np.broadcast_to(np.empty((), np.float32), (1, n, 64))
+            self.choices[n] = choose_deal(problem_from(one, one, one, **self.rule), self.ranks, self.named)
+        return self.choices[n]
+
+    def shard(self, x: torch.Tensor, dim: int = -2) -> torch.Tensor:
+        """Return this rank's rows of a tensor that every rank has whole, such as token ids or position ids.
+
+        Its gradient is in this rank's rows alone.
+        """
+        self.length = x.shape[dim]
+        at = torch.from_numpy(self.deal.positions(self.rank)).to(x.device)
+        return x.index_select(dim, at)
+
+    def unshard(self, x: torch.Tensor, dim: int = -2) -> torch.Tensor:
+        """Return the whole tensor on every rank, from the rows of each.
+
+        The gradient of a rank's rows is the sum of those that all ranks have for them, in the order of ranks.
+        """
+        expected = self.deal.size(self.rank)
+        if x.shape[dim] != expected:
+            raise ValueError(f"x must have this rank's {expected} rows along dim {dim}, got shape {tuple(x.shape)}")
+        found: torch.Tensor = Unshard.apply(self, x.movedim(dim, -1)).movedim(-1, dim)
+        return found
+
+    def attention(
+        self, query: Any, key: Any, value: Any, *, return_weights: bool, observe: Any, engine: Any, **options: Any
+    ) -> Any:
+        """Compute `regard.attention` of this rank's rows."""
+        call = self.agreed(lambda: self.call(query, key, value, return_weights, observe, engine, options))
+        out, *rest = ParallelAttention.apply(call, *call.operands)
+        results = [out.transpose(-2, -3) if call.positions_first else out]
+        if call.observe:
+            results.append(seen_of(call.observe, (out, *rest)))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def call(self, query: Any, key: Any, value: Any, weights: bool, observe: Any, engine: Any, options: Any) -> Call:
+        """Check this rank's part of a call."""
+        asked = checks.observe(observe)
+        if weights or any(s not in OBSERVED for s in asked):
+            raise ValueError(f'{WHOLE} observes "lse" and "entropy" alone')
+        if any(x is not None and x.requires_grad for x in options.values() if isinstance(x, torch.Tensor)):
+            raise ValueError(f"{WHOLE} has gradients of query, key and value alone: detach its other tensors")
+        options = {name: array(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        if any(foreign(x.node) for name in ("mask", "score") if hasattr(x := options.get(name), "node")):
+            raise ValueError(f"{WHOLE} needs rules of NumPy arrays, got one that reads tensors")
+        if options.get("offset") is not None and options["offset"] != 0:
+            raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={options['offset']}")
+        first = options.pop("layout", "bhnd") == "bnhd"
+        operands = tuple(x.transpose(-2, -3) if first else x for x in (query, key, value))
+        rows, n = self.deal.size(self.rank), self.deal.n
+        for name, x in zip(("query", "key", "value"), operands, strict=True):
+            if x.ndim < 3 or x.shape[-2] != rows:
+                raise ValueError(f"{name} must be (..., heads, {rows}, d), this rank's rows, got {tuple(x.shape)}")
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in operands))
+        operands = tuple(x.expand(*lead, *x.shape[-3:]) for x in operands)
+        whole = [hollow(x, (*x.shape[:-2], n, x.shape[-1])) for x in operands]
+        p = problem_from(*whole, **options, observe=[ENTROPY] if ENTROPY in asked else [])
+        return Call(self, p, choose(p, engine), operands, asked, first)
+
+    def agreed(self, prepare: Callable[[], Call]) -> Call:
+        """Prepare a call, and raise on all ranks unless all prepared the same."""
+        try:
+            call = prepare()
+        except Exception as error:
+            self.compare({"error": f"{type(error).__name__}: {error}"}, error)
+            raise
+        self.compare(call.header)
+        return call
+
+    def compare(self, header: Mapping[str, Any], error: Exception | None = None) -> None:
+        """Raise ValueError if the headers of ranks differ.
+
+        error: what this rank raises by itself; the others learn of it.
+        """
+        text = repr(sorted(header.items()))
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        own = torch.tensor([digest], dtype=torch.int64)
+        every = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(every, own, group=self.group)
+        if error is None and len({int(x) for x in every}) == 1:
+            return
+        headers: list[Any] = [None] * self.ranks
+        dist.all_gather_object(headers, dict(header), group=self.group)
+        if error is not None:
+            return
+        raise ValueError(f"ranks of context_parallel disagree: {difference(headers)}")
+
+    def run(self, program: Program) -> Any:
+        """Run this rank's program; return its result."""
+        given: Any = None
+        while True:
+            try:
+                given = self.exchanged(program.send(given))
+            except StopIteration as end:
+                return end.value
+
+    def exchanged(self, x: Exchange) -> dict[str, Array]:
+        """Send each rank the rows that it wants, and return those for this one."""
+        mine = {rank: chosen(x, self.rank, rank)[0] for rank in range(self.ranks)}
+        theirs = {rank: chosen(x, rank, self.rank)[1] for rank in range(self.ranks)}
+        width = sum(map(row_bytes, x.local.values()))
+        sent = [packed(x.local, mine[rank]) if rank != self.rank else b"" for rank in range(self.ranks)]
+        sizes = [0 if rank == self.rank else len(theirs[rank]) * width for rank in range(self.ranks)]
+        outgoing = torch.frombuffer(bytearray(b"".join(sent)) or bytearray(1), dtype=torch.uint8)[: sum(map(len, sent))]
+        incoming = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.all_to_all_single(incoming, outgoing, sizes, [len(s) for s in sent], group=self.group)
+        self.received += sum(sizes)
+        results = {name: np.zeros((*a.shape[:-2], len(x.rows), a.shape[-1]), a.dtype) for name, a in x.local.items()}
+        buffer, at = array(incoming), 0
+        for rank, rows in theirs.items():
+            for name, result in results.items():
+                if rank == self.rank:
+                    result[..., rows, :] = x.local[name][..., mine[rank], :]
+                    continue
+                shape = (*result.shape[:-2], len(rows), result.shape[-1])
+                size = int(np.prod(shape)) * result.itemsize
+                result[..., rows, :] = buffer[at : at + size].view(result.dtype).reshape(shape)
+                at += size
+        return results
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A checked call of one rank."""
+
+    cp: ContextParallel
+    whole: Problem
+    engine: Engine
+    operands: tuple[torch.Tensor, ...]
+    observe: tuple[Any, ...]
+    positions_first: bool
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What all ranks have to agree on."""
+        p = self.whole
+        shapes = {name: getattr(p, name).shape for name in ("query", "key", "value")}
+        rules = {name: None if (x := getattr(p, name)) is None else rule_text(x) for name in ("mask", "score")}
+        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "bias", "sink", "origin")}
+        gradients = [x.requires_grad for x in self.operands], torch.is_grad_enabled()
+        return {
+            **shapes, **rules, **others, "dtype": p.dtype.name, "deal": self.cp.deal.name, "gradients": gradients,
+            "observe": repr(self.observe), "engine": self.engine.NAME, "version": __version__,
+        }  # fmt: skip
+
+    def rank(self, operands: Any) -> Rank:
+        cp = self.cp
+        sight = choose_deal(self.whole, cp.ranks, cp.deal.name).sight
+        return Rank(self.whole, self.engine, sight, cp.rank, *(array(x.contiguous()) for x in operands))
+
+
+class ParallelAttention(torch.autograd.Function):
+    """(call, query, key, value) → out, lse and, if observed, entropy: this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rank = call.rank(operands)
+        found = call.cp.run(rank.forward(any(ctx.needs_input_grad) and call.whole.dtype != call.whole.compute))
+        ctx.call, ctx.low = call, found.low
+        results = tuple(tensor(x) for x in (found.out, found.lse, found.entropy) if x is not None)
+        ctx.save_for_backward(*operands, *results)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *ct: torch.Tensor | None) -> Any:
+        call, (*operands, out, lse) = ctx.call, ctx.saved_tensors[:5]
+        entropy = ctx.saved_tensors[5] if len(ctx.saved_tensors) > 5 else None
+        call.cp.compare({"cotangents": [x is not None for x in ct], "shape": call.whole.query.shape})
+        known = Outputs(array(out), array(lse), None if entropy is None else array(entropy), ctx.low)
+        names = ("out", "lse", "entropy")
+        given = {name: array(x.contiguous()) for name, x in zip(names, ct, strict=False) if x is not None}
+        cotangents = Outputs(given.get("out"), given.get("lse"), given.get("entropy"))
+        rank, (needs_q, *needs) = call.rank(operands), ctx.needs_input_grad[1:]
+        dq = call.cp.run(rank.query_gradient(known, cotangents))[0] if needs_q else None
+        g = call.cp.run(rank.key_gradients(known, cotangents)) if any(needs) else None
+        return None, *(None if x is None else tensor(x) for x in (dq, g and g.key, g and g.value))
+
+
+class Unshard(torch.autograd.Function):
+    """(cp, x (..., rows)) → (..., n) on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, cp: ContextParallel, x: torch.Tensor) -> torch.Tensor:
+        ctx.cp = cp
+        sizes = [cp.deal.size(rank) for rank in range(cp.ranks)]
+        most = max(sizes)  # gloo gathers equal shapes alone
+        padded = [x.new_empty((*x.shape[:-1], most)) for _ in sizes]
+        own = x.new_zeros((*x.shape[:-1], most))
+        own[..., : x.shape[-1]] = x
+        dist.all_gather(padded, own, group=cp.group)
+        parts = [a[..., :size] for a, size in zip(padded, sizes, strict=True)]
+        order = np.argsort(np.concatenate([cp.deal.positions(rank) for rank in range(cp.ranks)]))
+        ctx.at = torch.from_numpy(cp.deal.positions(cp.rank)).to(x.device)
+        return torch.cat(parts, -1)[..., torch.from_numpy(order).to(x.device)]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        every = [torch.empty_like(g, memory_format=torch.contiguous_format) for _ in range(ctx.cp.ranks)]
+        dist.all_gather(every, g.contiguous(), group=ctx.cp.group)
+        return None, sum(x[..., ctx.at] for x in every)
+
+
+def chosen(x: Exchange, owner: int, to: int) -> tuple[Array, Array]:
+    """Return the rows that one rank sends another: among the owner's own, and among those of the step."""
+    wanted = np.repeat(x.wanted[to], TILE)[: len(x.rows)]
+    pieces = x.deal.pieces(owner, x.rows)
+    own = np.concatenate([np.arange(0), *(np.arange(a.start, a.stop) for a, _ in pieces)]).astype(np.int64)
+    into = np.concatenate([np.arange(0), *(np.arange(b.start, b.stop) for _, b in pieces)]).astype(np.int64)
+    return own[wanted[into]], into[wanted[into]]
+
+
+def packed(local: Mapping[str, Array], rows: Array) -> bytes:
+    """Return some rows of every array as bytes."""
+    return b"".join(a[..., rows, :].tobytes() for a in local.values()) if len(rows) else b""
+
+
+def row_bytes(x: Array) -> int:
+    """Return the bytes of one position of an array, over all batch elements and heads."""
+    return int(np.prod(x.shape[:-2])) * x.shape[-1] * x.itemsize
+
+
+def rule_text(rule: Any) -> str:
+    """Return a text that is the same for rules that mean the same: structure, numbers and the contents of tables."""
+    program = RuleProgram.of([rule.node])
+    tables = [hashlib.sha256(np.ascontiguousarray(x.array).tobytes()).hexdigest() for x in program.tables]
+    return f"{rule} {hashlib.sha256(repr((program.structure, str(program.numbers), tables)).encode()).hexdigest()[:12]}"
+
+
+def difference(headers: list[dict[str, Any]]) -> str:
+    """Return what differs between ranks, in words."""
+    for rank, header in enumerate(headers):
+        if "error" in header:
+            return f"rank {rank} raised {header['error']}"
+    first = headers[0]
+    for rank, header in enumerate(headers):
+        for name in sorted({*first, *header}):
+            if first.get(name) != header.get(name):
+                return f"{name} is {first.get(name)} on rank 0, and {header.get(name)} on rank {rank}"
+    return "their headers"
