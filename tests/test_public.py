@@ -92,7 +92,7 @@ SIGNATURES = {
     f"outputs=None, engine=None, {OPTIONS})",
     "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, dout=None)",
     "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
-    f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None)",
+    f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None, ranks=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
     f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
     "return_weights=False, observe=(), engine=None)",

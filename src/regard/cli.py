@@ -223,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     _operands(cost)
     cost.add_argument("--batch", type=int, metavar="B", help="batch size (default: 1)")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
+    cost.add_argument("--ranks", type=int, metavar="N", help="also show the shares of N processes")
 
     heads = command("insight", _insight, "tell what kinds of heads a model has", needs=("rich", "safetensors"))
     _seen(heads)
@@ -331,7 +332,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         else:
             operands, dtype = _shapes(arguments)
             options = {"dtype": dtype}
-        found = plan(*operands, causal=arguments.causal, mask=_window(arguments), engine=arguments.engine, **options)
+        options |= {"engine": arguments.engine, "ranks": arguments.ranks}
+        found = plan(*operands, causal=arguments.causal, mask=_window(arguments), **options)
     _print_table(found.rows())
     print()
     _print_table([("operation", "time", "memory, naive", "memory, here"), *found.complexity])

@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
         regard.attention_vjp_jvp, QKV | {"dout": X} | TILED, dict.fromkeys(TANGENTS, "none")
     ),
     "steps": Case(regard.steps, QKV, ARRAYS | OPTIONS | {"dout": "none"}),
-    "plan": Case(regard.plan, QKV | TILED, ARRAYS | OPTIONS | {"engine": "none"}),
+    "plan": Case(regard.plan, QKV | TILED, ARRAYS | OPTIONS | {"engine": "none", "ranks": "none int"}),
     "plan of shapes": Case(
         regard.plan, dict.fromkeys(QKV, (2, 4, 6)) | TILED, {"dtype": "", "query": "", "key": "", "value": ""}
     ),

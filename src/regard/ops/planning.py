@@ -19,6 +19,7 @@ from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q
 from regard.ops import metric as metrics
 from regard.ops.normalization import problem_from
+from regard.parallel.choosing import choose_deal
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,6 +76,44 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class RanksPlan:
+    """The ranks of a call that is spread over processes: who has which rows, and what each does.
+
+    `deal` is "contiguous" or "stripes", for `reason`. `rows` are the ranges of queries of each rank;
+    those of keys are alike. `tiles` are the tiles of 128 × 128 that its rows see, of all heads and
+    batch elements together, `bytes` what it is sent of keys and values, forward.
+    """
+
+    deal: str
+    reason: str
+    rows: tuple[tuple[range, ...], ...]
+    tiles: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+    @property
+    def balance(self) -> float:
+        """The tiles of the rank with the most, over the mean."""
+        return max(self.tiles) * len(self.tiles) / max(1, sum(self.tiles))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return a line about the deal, and one for each rank, as labels and texts."""
+        most = max(1, *self.tiles)
+        lines = [("ranks", f"{len(self.rows)}, {self.deal}: {self.reason}")]
+        for n, (rows, tiles, sent) in enumerate(zip(self.rows, self.tiles, self.bytes, strict=True)):
+            share = f"{'█' * round(16 * tiles / most):16} {tiles:,} tiles"
+            lines.append((f"rank {n}", f"{share}, {size_text(sent)} sent, rows {_runs(rows)}"))
+        return lines
+
+
+def _runs(rows: tuple[range, ...]) -> str:
+    """Return ranges of rows as text."""
+    if not rows:
+        return "none"
+    shown = ", ".join(f"{x.start:,} to {x.stop - 1:,}" for x in rows[:2])
+    return shown + (f" and {len(rows) - 2} more" if len(rows) > 2 else "")
+
+
+@dataclass(frozen=True)
 class Plan:
     """One call: its engine and the reason, its FLOPs, bytes, memory and tiles.
 
@@ -83,7 +122,7 @@ class Plan:
     `flops_visited_backward` leave out skipped tiles. `bytes_read` counts every input once,
     `bytes_written` output and lse. `working_memory` is about the engine's memory beyond inputs and
     outputs, in bytes; `naive_memory` is that of all scores. `engines` maps every engine to the
-    reason why it was chosen or not.
+    reason why it was chosen or not. `ranks` is the plan of as many processes, if they are asked for.
     """
 
     engine: str
@@ -104,6 +143,7 @@ class Plan:
     working_memory: int
     naive_memory: int
     tiles: Tiles
+    ranks: RanksPlan | None = None
 
     complexity = COMPLEXITY
 
@@ -147,6 +187,7 @@ class Plan:
                 f"{t.total:,} of {t.rows} × {t.keys}: {about}{t.skipped:,} skipped, {t.full:,} full, {t.mixed:,} mixed",
             ),
             ("visible", f"{'' if t.visible_exact else 'about '}{t.visible:.4%} of the pairs"),
+            *(self.ranks.lines() if self.ranks is not None else ()),
         ]
         return [line for line in lines if line[1]]
 
@@ -163,6 +204,7 @@ class Setup(Options, total=False):
 
     dtype: Any
     engine: str | None
+    ranks: int | None
 
 
 @overload
@@ -200,6 +242,7 @@ def plan(
     batch: int | None = None,
     dtype: Any = np.float32,
     engine: str | None = None,
+    ranks: int | None = None,
     **options: Unpack[Options],
 ) -> Plan:
     """Return what `regard.attention` with these arguments costs, and its engine.
@@ -216,6 +259,7 @@ def plan(
         kv_heads: key and value heads, by default as many as query heads.
         batch: batch entries; by default one, without an axis of its own.
         dtype: of shapes and sizes.
+        ranks: also plan for so many processes, as `regard.torch.context_parallel` deals the rows.
 
     Raises:
         TypeError: for arrays and sizes together, for neither, and for a size that is no int.
@@ -233,7 +277,11 @@ def plan(
     True
     >>> plan == regard.plan(*[(8, 8192, 64)] * 3, causal=True)
     True
+    >>> ranks = regard.plan(n=8192, d=64, heads=8, mask=regard.window(256), ranks=4).ranks
+    >>> ranks.deal, ranks.bytes
+    ('contiguous', (0, 1048576, 1048576, 1048576))
     """
+    count = None if ranks is None else checks.integer("ranks", ranks, least=1, below=2**16)
     sizes = {"n": n, "d": d, "n_keys": n_keys, "d_value": d_value, "heads": heads, "kv_heads": kv_heads, "batch": batch}
     given = {name: size for name, size in sizes.items() if size is not None}
     operands = {"query": query, "key": key, "value": value}
@@ -273,7 +321,13 @@ def plan(
         working_memory=chosen.working_memory(p),
         naive_memory=pairs * p.dtype.itemsize,
         tiles=tiles,
+        ranks=None if count is None else _ranks(p, count),
     )
+
+
+def _ranks(p: Problem, count: int) -> RanksPlan:
+    chosen = choose_deal(p, count)
+    return RanksPlan(chosen.deal.name, chosen.reason, chosen.deal.runs, chosen.tiles, chosen.bytes)
 
 
 def shapes(

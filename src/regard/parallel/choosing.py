@@ -15,7 +15,7 @@ DEALS = ("contiguous", "stripes")
 
 
 @dataclass(frozen=True)
-class Choice:
+class DealChoice:
     """A deal of a call, with what follows from it.
 
     tiles: visible tiles of the rows of each rank. bytes: of keys and values that each is sent, forward. reason: why
@@ -46,7 +46,7 @@ def stripe_size(n: int, ranks: int) -> int:
     return max(TILE, min(LONGEST, n // (ranks * STRIPES) // TILE * TILE))
 
 
-def choice_of(p: Problem, ranks: int, name: str) -> Choice:
+def choice_of(p: Problem, ranks: int, name: str) -> DealChoice:
     """Return what a deal means for a call, whose rows and keys are dealt alike."""
     deals = [
         Deal.contiguous(n, ranks) if name == "contiguous" else Deal.stripes(n, ranks, stripe_size(n, ranks))
@@ -61,17 +61,17 @@ def choice_of(p: Problem, ranks: int, name: str) -> Choice:
         own[deals[1].positions(rank)] = False
         rows[rank] = own.reshape(-1, TILE).sum(axis=1)
     sent = (rows * sight.keys).sum(axis=1) * row
-    return Choice(sight, tuple(sight.tiles.sum(axis=1).tolist()), tuple(sent.tolist()), "named")
+    return DealChoice(sight, tuple(sight.tiles.sum(axis=1).tolist()), tuple(sent.tolist()), "named")
 
 
-def choose_deal(p: Problem, ranks: int, name: str | None = None) -> Choice:
+def choose_deal(p: Problem, ranks: int, name: str | None = None) -> DealChoice:
     """Return the deal of a call: contiguous shards where they are even, else stripes, unless one is named."""
     if name is not None:
         return choice_of(p, ranks, name)
     contiguous, stripes = (choice_of(p, ranks, x) for x in DEALS)
-    even = contiguous.balance <= max(EVEN, stripes.balance)
-    fewer = sum(contiguous.bytes) <= sum(stripes.bytes)
-    chosen, other = (contiguous, stripes) if even and fewer else (stripes, contiguous)
+    good = contiguous.balance <= EVEN and sum(contiguous.bytes) <= sum(stripes.bytes)
+    stay = good or contiguous.balance <= stripes.balance
+    chosen, other = (contiguous, stripes) if stay else (stripes, contiguous)
     sizes = f"{sum(chosen.bytes):,} bytes instead of {sum(other.bytes):,}"
     reason = f"{chosen.balance:.2f} of the mean on the largest rank instead of {other.balance:.2f}, {sizes}"
-    return Choice(chosen.sight, chosen.tiles, chosen.bytes, reason)
+    return DealChoice(chosen.sight, chosen.tiles, chosen.bytes, reason)

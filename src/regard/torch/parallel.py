@@ -22,7 +22,7 @@ from regard.core.statistics import ENTROPY, LSE
 from regard.core.tensors import array, tensor
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
-from regard.parallel.choosing import DEALS, Choice, choose_deal
+from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
 from regard.parallel.programs import Exchange, Program, Rank
 from regard.parallel.sight import TILE
@@ -90,7 +90,7 @@ class ContextParallel:
     named: str | None
     length: int | None = None
     received: int = 0
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, DealChoice] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -105,7 +105,7 @@ class ContextParallel:
         """The rows of each rank, for the length of the last `shard`."""
         return self.choice().deal
 
-    def choice(self, n: int | None = None) -> Choice:
+    def choice(self, n: int | None = None) -> DealChoice:
         """Return the deal of a length, by default that of the last `shard`, and its reason."""
         n = self.length if n is None else n
         if n is None:
