@@ -2,7 +2,7 @@
 
 import type { Earlier } from "../data";
 import { h } from "../dom";
-import { count, printable, rounded } from "../numbers/format";
+import { count, figure, printable, weightText } from "../numbers/format";
 import { headAt, headName, tokensOf, type Context } from "../views/view";
 import { amount } from "./amount";
 
@@ -26,13 +26,13 @@ type Line = Earlier["heads"][number];
 function line(context: Context, one: Line, word: string, most: number, j: number): HTMLElement {
   const name = headName(context.scene, one.layer, one.head);
   const go = (): void => context.store.set({ layer: one.layer, head: one.head, i: j, j: one.key });
-  const product = rounded(one.product, 3);
+  const product = figure(one.product);
   return h(
     "tr",
     { "data-earlier": `${one.layer}/${one.head}`, "data-product": one.product },
     h("th", { scope: "row" }, h("button", { type: "button", class: "link", click: go }, name)),
     h("td", {}, h("span", { class: "word", "data-token": one.key }, word), h("small", {}, ` ${count(one.key)}`)),
-    h("td", { class: "plain" }, one.weight.toFixed(2)),
+    h("td", { class: "plain" }, weightText(one.weight)),
     h("td", {}, amount(one.product / most, product, "taken")),
   );
 }
@@ -64,7 +64,7 @@ export async function earlierHeads(context: Context, i: number, j: number): Prom
   if (!told.heads.length) return [heading, help("None of them read another token for it.")];
   return [
     heading,
-    help(`${name} reads it with weight ${told.weight.toFixed(2)}. Ranked by ${productSaid(told.values)}.`),
+    help(`${name} reads it with weight ${weightText(told.weight)}. Ranked by ${productSaid(told.values)}.`),
     table(context, told, listed.map(word), j),
     help(words.no_proof),
   ];
