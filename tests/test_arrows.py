@@ -56,6 +56,7 @@ LAZY = {
         COMMAND,
     ),
     "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
+    "regard.core.problem": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (

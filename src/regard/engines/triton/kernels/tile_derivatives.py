@@ -21,7 +21,7 @@ from regard.engines.triton.kernels.addresses import (
     tile_of,
 )
 from regard.engines.triton.kernels.forward import finite
-from regard.engines.triton.kernels.tiles import pairs, scores
+from regard.engines.triton.kernels.tiles import query_key_products, scores
 from regard.engines.triton.language.functions import real, weight
 
 
@@ -170,11 +170,11 @@ def products(a, x, b, y, F: tl.constexpr):
         if b is None or y is None:
             return None
         else:
-            return pairs(b, y, F).to(F.REAL)
+            return query_key_products(b, y, F).to(F.REAL)
     elif b is None or y is None:
-        return pairs(a, x, F).to(F.REAL)
+        return query_key_products(a, x, F).to(F.REAL)
     else:
-        return (pairs(a, x, F) + pairs(b, y, F)).to(F.REAL)
+        return (query_key_products(a, x, F) + query_key_products(b, y, F)).to(F.REAL)
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def dot(x, y, F: tl.constexpr):
 
 
 @triton.jit
-def pairs(x, y, F: tl.constexpr):
+def query_key_products(x, y, F: tl.constexpr):
     """Return the products of rows x of queries and rows y of keys, as a tile."""
     if F.KEYS_FIRST:
         return dot(y, tl.trans(x), F)
@@ -81,7 +81,7 @@ def pairs(x, y, F: tl.constexpr):
 @triton.jit
 def raw(call, q, k, F: tl.constexpr):
     """Return the raw scores T of q and k."""
-    return pairs(q, k, F).to(F.REAL) * real(call.scale, F.REAL)
+    return query_key_products(q, k, F).to(F.REAL) * real(call.scale, F.REAL)
 
 
 @triton.jit
