@@ -28,6 +28,10 @@ def inputs(name: str) -> list[torch.Tensor]:
     return [x.to(torch.bfloat16) if name == "bfloat16" else x for x in found]
 
 
+def kind(name: str) -> str:
+    return "bfloat16" if name == "bfloat16" else "float32"
+
+
 def one_process(name: str) -> list[torch.Tensor]:
     q, k, v, dout = inputs(name)
     operands = [x.requires_grad_() for x in (q, k, v)]
@@ -52,6 +56,9 @@ def same_bits(rank: int, ranks: int, path: str) -> None:
             q, k, v, dout = (cp.shard(x) for x in inputs(name))
             operands = [x.requires_grad_() for x in (q, k, v)]
             out, seen = regard.attention(*operands, observe=["lse"], **options)
+            plan = regard.plan(*(tuple(x.shape) for x in inputs(name)[:3]), dtype=kind(name), ranks=ranks, **rule)
+            assert plan.ranks is not None
+            assert cp.received == plan.ranks.bytes[rank], (cp.received, plan.ranks.bytes)
             out.backward(dout)
             lse = cp.unshard(seen.lse.detach(), dim=-1)
             found = [cp.unshard(out.detach()), lse, *(cp.unshard(x.grad) for x in operands)]

@@ -25,9 +25,10 @@ from regard.ops.normalization import problem_from
 from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
 from regard.parallel.programs import Exchange, Program, Rank
-from regard.parallel.sight import TILE
+from regard.parallel.sight import TILE, Sight, sight_of
 from regard.rules import Program as RuleProgram
 from regard.rules.masks import foreign
+from regard.runtime.bounded import insert
 from regard.torch.adapter import watched
 from regard.torch.arrays import hollow
 from regard.torch.calls import seen_of
@@ -35,6 +36,7 @@ from regard.version import __version__
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OBSERVED = (LSE, ENTROPY)
+SIGHTS = 64  # rules and shapes whose tiles are cached
 WHOLE = "regard.attention inside of context_parallel"
 
 
@@ -91,6 +93,7 @@ class ContextParallel:
     length: int | None = None
     received: int = 0
     choices: dict[int, DealChoice] = field(default_factory=dict)
+    sights: dict[Any, Sight] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -256,10 +259,19 @@ class Call:
             "observe": repr(self.observe), "engine": self.engine.NAME, "version": __version__,
         }  # fmt: skip
 
+    @property
+    def sight(self) -> Sight:
+        """The tiles that each rank sees; cached, since layers make the same calls."""
+        cp, p, header = self.cp, self.whole, self.header
+        key = *(header[name] for name in ("query", "key", "mask", "score", "origin")), cp.deal.runs
+        if key not in cp.sights:
+            insert(cp.sights, key, sight_of(p, cp.deal, cp.deal), SIGHTS)
+        return cp.sights[key]
+
     def rank(self, operands: Any) -> Rank:
-        cp = self.cp
-        sight = choose_deal(self.whole, cp.ranks, cp.deal.name).sight
-        return Rank(self.whole, self.engine, sight, cp.rank, *(array(x.contiguous()) for x in operands))
+        """Return the program of this rank."""
+        arrays = (array(x.contiguous()) for x in operands)
+        return Rank(self.whole, self.engine, self.sight, self.cp.rank, *arrays)
 
 
 class ParallelAttention(torch.autograd.Function):
