@@ -177,6 +177,6 @@ def test_scores_whose_weights_lse_cannot_give() -> None:
 def test_these_tests_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, N, 8), dtype=np.float32)
     p = problem_from(q, k, v, causal=True)
-    monkeypatch.setattr(programs, "KEY_STEP", 1024 + 128)
+    monkeypatch.setattr(programs, "KEY_STEP", 1024 + 128)  # splits that begin elsewhere
     with pytest.raises(AssertionError):
         check(p, choose(p, "tiled"), "3 stripes")

@@ -9,7 +9,7 @@ from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, Sight, sight_of
 
 EVEN = 1.05  # the largest rank over the mean, up to which ranks are as good as even
-STRIPES = 20  # least stripes of each rank, where there are so many tiles: 1 + 1 / 20 of the mean under a causal mask
+STRIPES = 20  # of all ranks but one; under a causal mask the rank with the most then has 1 + 1 / 20 of the mean
 LONGEST = 1024  # positions of a stripe: its calls are long enough
 DEALS = ("contiguous", "stripes")
 
@@ -40,10 +40,10 @@ class DealChoice:
 def stripe_size(n: int, ranks: int) -> int:
     """Return the positions of a stripe.
 
-    >>> stripe_size(16384, 2), stripe_size(16384, 8), stripe_size(300, 8)
-    (384, 128, 128)
+    >>> stripe_size(16384, 2), stripe_size(65536, 8), stripe_size(300, 8)
+    (768, 384, 128)
     """
-    return max(TILE, min(LONGEST, n // (ranks * STRIPES) // TILE * TILE))
+    return max(TILE, min(LONGEST, n // max(1, (ranks - 1) * STRIPES) // TILE * TILE))
 
 
 def choice_of(p: Problem, ranks: int, name: str) -> DealChoice:

@@ -79,6 +79,14 @@ class Deal:
         return found
 
 
-def steps(n: int, size: int) -> Sequence[range]:
-    """Return the ranges of `size` positions from 0 on; the last may be shorter."""
+PASSES = 8  # least steps of a long sequence: fewer are less work in Python, more take less memory
+
+
+def steps(n: int, align: int) -> Sequence[range]:
+    """Return the ranges of positions that pass by together; each begins at a multiple of `align`.
+
+    >>> steps(2500, 1024), len(steps(65536, 1024))
+    ([range(0, 1024), range(1024, 2048), range(2048, 2500)], 8)
+    """
+    size = align * max(1, n // (PASSES * align))
     return [range(a, min(a + size, n)) for a in range(0, n, size)]

@@ -48,21 +48,24 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Sight:
     """Return the tiles that each rank sees of a whole call."""
     (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal)
     ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
-    key_steps, row_steps = len(steps(p.n_k, KEY_STEP)), len(steps(p.n_q, ROW_STEP))
-    key_step, row_step = key_edges[:-1] // KEY_STEP, row_edges[:-1] // ROW_STEP
+    key_starts, row_starts = ([x.start for x in steps(*y)] for y in ((p.n_k, KEY_STEP), (p.n_q, ROW_STEP)))
+    key_step, row_step = (
+        np.searchsorted(starts, edges[:-1], "right") - 1
+        for starts, edges in ((key_starts, key_edges), (row_starts, row_edges))
+    )
     row_owner, key_owner = row_deal.owners(), key_deal.owners()
     found = Sight(
         row_deal,
         key_deal,
         keys=np.zeros((ranks, -(-p.n_k // TILE)), bool),
         rows=np.zeros((ranks, -(-p.n_q // TILE)), bool),
-        key_runs=np.zeros((len(row_owner), key_steps), bool),
-        row_runs=np.zeros((len(key_owner), row_steps), bool),
-        tiles=np.zeros((ranks, key_steps), np.int64),
+        key_runs=np.zeros((len(row_owner), len(key_starts)), bool),
+        row_runs=np.zeros((len(key_owner), len(row_starts)), bool),
+        tiles=np.zeros((ranks, len(key_starts)), np.int64),
     )
     if not len(row_run) or not len(key_run) or not p.batch or not p.heads:
         return found
-    for band in steps(len(row_run), BAND):
+    for band in (range(a, min(a + BAND, len(row_run))) for a in range(0, len(row_run), BAND)):
         r, c = _visible(p, row_edges[band.start : band.stop + 1], key_edges)
         r = r + band.start
         mine, theirs = row_owner[row_run[r]], key_owner[key_run[c]]
