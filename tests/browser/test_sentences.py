@@ -27,7 +27,7 @@ def test_the_page_opens_on_a_sentence(tab: Tab) -> None:
     page = tab.open("")
     page.wait_for_selector(".shaded.lined path[d]", state="attached")
     said = page.locator(".finding").inner_text()
-    assert said.startswith("In L13 H8 “it” looks at “cat” (0.80)")
+    assert said.startswith("In L13 H8 “it” looks at “cat” (0.804)")
     assert "Click another word" in said
     assert ends(page) == ["it", "cat"]
     page.evaluate(AXE.read_text("utf-8"))
