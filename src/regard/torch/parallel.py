@@ -46,20 +46,22 @@ def context_parallel(
 ) -> Iterator[ContextParallel]:
     """Spread the sequence of `regard.attention` over a device mesh inside of a `with`.
 
-    Every process of the mesh computes its share of the rows, with the bits of one process: out, lse, entropy and the
-    gradients of query, key and value. Queries and keys have the same length. Masks, scores, dropout and a bias see the
-    positions of the whole; a bias or a mask given as an array is that of the whole call. Only the tiles of keys and
-    values travel that the rules let a rank see. All ranks have to make the same calls, and to call backward alike.
+    Every process of the mesh computes its share of the rows, with the bits of one process: out,
+    lse, entropy and the gradients of query, key and value. Queries and keys have the same length.
+    Masks, scores, dropout and a bias see the positions of the whole. A bias or a mask given as an
+    array is that of the whole call. Only the tiles of keys and values travel that the rules let a
+    rank see. All ranks have to make the same calls, and to call backward alike.
 
     Args:
         mesh: a one-dimensional `DeviceMesh`, such as mesh["cp"], or a process group.
-        causal, mask: the rule of most calls, by which rows are dealt: contiguous shards where ranks then compute
-            equally much, else stripes of tiles round robin. Each call still names its own rule.
+        causal, mask: the rule of most calls, by which rows are dealt: contiguous shards where
+            ranks then compute equally much, else stripes of tiles round robin. Each call still
+            names its own rule.
         deal: "contiguous" or "stripes" instead of that choice.
 
     Raises:
-        TypeError, ValueError: for a mesh of several dimensions, and for an unknown deal. A call that ranks disagree on
-            raises on all of them, naming what differs.
+        TypeError, ValueError: for a mesh of several dimensions, and for an unknown deal. A call
+            that ranks disagree on raises on all of them, naming what differs.
 
     >>> import regard, torch
     >>> def train(mesh, x, weight):
