@@ -28,7 +28,7 @@ from regard.engines.triton.kernels.addresses import (
 from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tile_gradients
 from regard.engines.triton.kernels.tiles import over_keys, over_rows, product, raw, scores
-from regard.engines.triton.language.functions import real, weight
+from regard.engines.triton.language.functions import exp_ftz, real
 
 
 class OutputArguments(NamedTuple):
@@ -98,7 +98,7 @@ def add_total(total, context, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl
     k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)
     T = raw(call, q, k, F)
     S, visible, _ = scores(call, arrays, context.rules, T, T, rows, keys, MASKED, F)
-    return total + tl.sum(tl.where(visible, weight(S - finite(lse)[:, None]), 0.0), 1)
+    return total + tl.sum(tl.where(visible, exp_ftz(S - finite(lse)[:, None]), 0.0), 1)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     if g.rest is not None:
         rest = rest_of(arrays, rules, call, task, lse, p_sink, r, F)
         store_rows(g.rest, call, r, rest)
-        p_sink *= weight(-rest)
+        p_sink *= exp_ftz(-rest)
     if ALONG:
         lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
         p_sink_dot = -p_sink * lse_dot

@@ -21,7 +21,7 @@ from regard.engines.triton.kernels.addresses import (
     store_rows,
 )
 from regard.engines.triton.kernels.tiles import INFINITY, dropped, over_keys, product, raw, scores
-from regard.engines.triton.language.functions import real, weight
+from regard.engines.triton.language.functions import exp_ftz, real
 
 NO_KEY: tl.constexpr = tl.constexpr(2**62)  # later than any key
 
@@ -84,7 +84,7 @@ def finite(m):
 @triton.jit
 def sink_weight(sink, lse):
     """Return exp(sink − lse); 1 for an infinite sink alone, where ∞ − ∞ would be NaN."""
-    return tl.where(lse == INFINITY, 1.0, weight(sink - finite(lse)))
+    return tl.where(lse == INFINITY, 1.0, exp_ftz(sink - finite(lse)))
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def add(a, context, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr
     highest = tl.max(S, 1)
     m = tl.maximum(a.m, highest)
     shift, x = a.m - finite(m), S - finite(m)[:, None]
-    old, w = weight(shift), weight(x)
+    old, w = exp_ftz(shift), exp_ftz(x)
     l, e, best, seen = a.l * old + tl.sum(w, 1), a.e, a.best, a.seen
     if W.ENTROPY:
         e = moved(e, a.l, old, shift) + tl.sum(tl.where(w == 0, 0.0, w * x), 1)
@@ -152,10 +152,10 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
     if arrays.sink is not None:
         sink = load_head(arrays.sink, rows, F.REAL)
         m = tl.maximum(a.m, sink)
-    old = weight(a.m - finite(m))
+    old = exp_ftz(a.m - finite(m))
     l = a.l * old
     if arrays.sink is not None:
-        share = weight(sink - finite(m))
+        share = exp_ftz(sink - finite(m))
         l += tl.where(a.m == -INFINITY, tl.where(m == INFINITY, 1.0, share), share)  # ∞ − ∞ is NaN
     positive = tl.where(l == 0, 1.0, l)
     log_sum = tl.where(l == 0, -INFINITY, m + tl.log(positive))
@@ -211,7 +211,7 @@ def merge(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
         m_part, l_part = tl.load(base + i * WIDTH + F.V), tl.load(base + i * WIDTH + F.V + 1)
         m = tl.maximum(a.m, m_part)
         old_shift, new_shift = a.m - finite(m), m_part - finite(m)
-        old, new = weight(old_shift), weight(new_shift)
+        old, new = exp_ftz(old_shift), exp_ftz(new_shift)
         e = moved(a.e, a.l, old, old_shift) + moved(tl.load(base + i * WIDTH + F.V + 2), l_part, new, new_shift)
         O = a.O * old[:, None] + tl.load(base + i[:, None] * WIDTH + c[None, :]) * new[:, None]
         columns = results.columns.ptr + number * (2 * F.M)

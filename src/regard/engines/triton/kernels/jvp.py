@@ -21,7 +21,7 @@ from regard.engines.triton.kernels.addresses import (
 from regard.engines.triton.kernels.forward import finite, sink_weight
 from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tangent_scores
 from regard.engines.triton.kernels.tiles import dropped, over_keys, product
-from regard.engines.triton.language.functions import real, weight
+from regard.engines.triton.language.functions import exp_ftz, real
 
 
 class JvpArguments(NamedTuple):
@@ -60,7 +60,7 @@ def add(a, context, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.const
     )
     visible = s.visible
     logP = tl.where(visible, s.S - finite(context.x.lse), 0.0)
-    P = tl.where(visible, weight(logP), 0.0)
+    P = tl.where(visible, exp_ftz(logP), 0.0)
     PS = P * s.S_dot
     GUARDED: tl.constexpr = MASKED or F.HIDES
     O = a.O + product(dropped(call, PS, rows, keys, F), y.v, visible, GUARDED, F)

@@ -23,7 +23,7 @@ from regard.engines.triton.kernels.tile_derivatives import (
     tangent_scores,
 )
 from regard.engines.triton.kernels.tiles import dropped, over_keys, product, rule
-from regard.engines.triton.language.functions import real, weight
+from regard.engines.triton.language.functions import exp_ftz, real
 
 
 class JvpJvpArguments(NamedTuple):
@@ -93,7 +93,7 @@ def add(a, context, tile, MASKED: tl.constexpr, SCORE_TANGENTS: tl.constexpr, F:
     if task.other.bias is not None:
         S_u += load_dense(task.other.bias, tile_of(call, rows, keys, F.KEYS_FIRST)).to(F.REAL)
     logP = tl.where(s.visible, s.S - finite(context.x.lse), 0.0)
-    P = tl.where(s.visible, weight(logP), 0.0)
+    P = tl.where(s.visible, exp_ftz(logP), 0.0)
     by_t, by_u = s.S_dot - context.x.lse_dot, S_u - context.z.lse_dot
     Pt, Pu = tl.where(s.visible, P * by_t, 0.0), tl.where(s.visible, P * by_u, 0.0)
     more = tl.where(s.visible, Pt * by_u, 0.0)

@@ -22,7 +22,7 @@ from regard.engines.triton.kernels.addresses import (
 )
 from regard.engines.triton.kernels.forward import finite
 from regard.engines.triton.kernels.tiles import query_key_products, scores
-from regard.engines.triton.language.functions import real, weight
+from regard.engines.triton.language.functions import exp_ftz, real
 
 
 class RowCotangents(NamedTuple):
@@ -225,7 +225,7 @@ def tile_gradients(
     if x.rest is not None:
         logP -= x.rest
     logP = tl.where(visible, logP, 0.0)
-    P = tl.where(visible, weight(logP), 0.0)
+    P = tl.where(visible, exp_ftz(logP), 0.0)
     c, PD = x.c_row, P
     G = products(x.dO, y.v, None, None, F)
     if F.DROPOUT:

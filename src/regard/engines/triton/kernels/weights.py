@@ -8,7 +8,7 @@ import triton.language as tl
 from regard.engines.triton.kernels.addresses import KeyAddresses, RowAddresses, head_of, load_matrix, load_rows
 from regard.engines.triton.kernels.forward import finite
 from regard.engines.triton.kernels.tiles import raw, scores
-from regard.engines.triton.language.functions import weight
+from regard.engines.triton.language.functions import exp_ftz
 
 
 class Part(NamedTuple):
@@ -48,7 +48,7 @@ def part(arrays, rules, call, p, F: tl.constexpr):
     found, visible, _ = scores(call, arrays, rules, T, T, rows, keys, True, F)
     if p.lse is not None:
         lse = load_rows(p.lse, call, rows, F.REAL)
-        found = tl.where(visible, weight(found - finite(lse)[:, None]), 0.0)
+        found = tl.where(visible, exp_ftz(found - finite(lse)[:, None]), 0.0)
     out = head_of(p.out, call, batch, head)
     at = n.to(tl.int64)[:, None] * p.out.row + m[None, :] * p.out.column
     tl.store(out + at, found, mask=rows.inside[:, None] & keys.inside[None, :])
