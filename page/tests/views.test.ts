@@ -6,6 +6,7 @@ import { inColumns, type TokenRow } from "../src/parts/arcdrawing";
 import { asideSaid, leavesAside, placeOf, split } from "../src/parts/aside";
 import { largestHere } from "../src/parts/legend";
 import { stepOf } from "../src/parts/shadedlines";
+import { pickedBy } from "../src/parts/tokenrow";
 import { arcPath } from "../src/parts/wordline";
 import { partOfScale } from "../src/share/effects";
 import { keyOf, sameTokens } from "../src/views/view";
@@ -16,6 +17,13 @@ const none = new Float32Array(0);
 describe("a line between words", () => {
   it("is an arc above both", () => {
     expect(arcPath({ x: 90, y: 60 }, { x: 10, y: 30 }, 24)).toBe("M90 60C90 6 10 6 10 30");
+  });
+});
+
+describe("a word that is clicked", () => {
+  it("is the query of its own text, and the key of another", () => {
+    expect(pickedBy(3, layer(5, 5))).toEqual({ i: 3, j: -1 });
+    expect(pickedBy(3, layer(5, 5, true))).toEqual({ j: 3 });
   });
 });
 

@@ -28,6 +28,8 @@ def test_a_text_is_typed_and_goes_on(tab: Tab) -> None:
     page.locator(".editor textarea").fill("w7 w8")
     page.wait_for_function("() => document.querySelectorAll('.token-row .shares.next li').length")
     page.wait_for_function("() => document.title && location.hash.includes('w7')")
+    page.locator(".token-row .shaded .token").first.click()
+    page.wait_for_function("() => location.hash.includes('i=0')")
     page.get_by_role("button", name="Add the likeliest token").click()
     page.wait_for_function("() => document.querySelector('.editor textarea').value.startsWith('w7 w8w')")
     scenes = tab.viewer.answers.scenes

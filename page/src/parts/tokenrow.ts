@@ -1,10 +1,12 @@
 /** Where one token looks: its row of weights as text and as bars, and what the model expects next. */
 
+import type { Layer } from "../data";
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable, weightText } from "../numbers/format";
 import { sinkShare } from "../numbers/sinks";
 import { windowAround } from "../numbers/windows";
+import type { State } from "../state";
 import { chosen, layerOf, sameTokens, scaleName, tokensOf, type Context } from "../views/view";
 import { asideLine, asideSaid, leavesAside, placeOf, split } from "./aside";
 import { largestHere, shadeKey } from "./legend";
@@ -59,6 +61,10 @@ export async function rowTokens(
   return { query: list("query", layerOf(context).n_q), key: list("key", row.length) };
 }
 
+/** In the text of the queries a click chooses one, and the key it looks at most; in another text it chooses a key. */
+export const pickedBy = (token: number, layer: Layer): Partial<State> =>
+  sameTokens(layer) ? { i: token, j: -1 } : { j: token };
+
 /** The text around the chosen tokens, shaded by the weights of a row; said: what the largest of them is. */
 export function shadedText(
   context: Context,
@@ -92,11 +98,10 @@ export function shadedText(
     text.append(span);
   }
   if (stop < row.length) text.append(" …");
-  if (context.scene.kind === "words")
-    text.addEventListener("click", ({ target }) => {
-      const { token } = (target as HTMLElement).dataset;
-      if (token !== undefined) store.set({ i: Number(token), j: -1 });
-    });
+  text.addEventListener("click", ({ target }) => {
+    const { token } = (target as HTMLElement).dataset;
+    if (token !== undefined) store.set(pickedBy(Number(token), layerOf(context)));
+  });
   return h("div", { class: "shading" }, text, shadeKey(store.state, top, said));
 }
 

@@ -72,10 +72,6 @@ class TokenView implements View {
     this.measure = latest(context.fail);
     this.lookBack = latest(context.fail);
     this.most = Math.max(...context.scene.layers.map(({ heads }) => heads));
-    this.text.addEventListener("click", (event) => {
-      const token = (event.target as HTMLElement).closest("[data-token]")?.getAttribute("data-token");
-      if (token) this.pick(Number(token));
-    });
   }
 
   update(_: State, changed: ReadonlySet<keyof State>): void {
@@ -87,11 +83,6 @@ class TokenView implements View {
       this.draw();
       this.showText();
     }
-  }
-
-  /** In the text of the queries a click chooses one; in another text it chooses a key. */
-  private pick(token: number): void {
-    this.context.store.set(sameTokens(layerOf(this.context)) ? { i: token } : { j: token });
   }
 
   private word(j: number): string {
