@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { effectsOf, harderBy, outcome, percent, shades } from "../src/numbers/effects";
+import { effectsOf, harderBy, outcome, percent, placeSaid, shades } from "../src/numbers/effects";
 
 describe("the effects of heads", () => {
   const rows = [1.25, 1.5, 0.75].map((loss, head) => ({ layer: 0, head, loss }));
@@ -13,6 +13,12 @@ describe("the effects of heads", () => {
       [2, -0.25, 0.5],
     ]);
     expect(rows.map(({ head }) => head)).toEqual([0, 1, 2]); // an answer is kept: it is not sorted in place
+  });
+
+  it("have places, once all are known", () => {
+    const effects = effectsOf({ loss: 1, rows, done: 1 });
+    expect(placeSaid("L0 H2", effects, { layer: 0, head: 2 })).toBe("L0 H2 is in place 3 of 3.");
+    expect(placeSaid("L0 H2", [], { layer: 0, head: 2 })).toBe("");
   });
 
   it("are none where no head changes the loss", () => {

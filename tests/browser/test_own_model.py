@@ -41,12 +41,14 @@ def test_a_text_is_typed_and_goes_on(tab: Tab) -> None:
 def test_heads_are_switched_off(tab: Tab) -> None:
     page = tab.open("view=ablation&scene=model-2&layer=1&head=2&i=3")
     page.wait_for_function("() => document.querySelectorAll('.ablation .effect').length === 8")
+    page.locator(".ablation .place", has_text="L1 H2 is in place").wait_for()
     assert page.get_by_text("What the model expects in place of").count() == 1
     assert page.locator(".ablation [data-odds] small").all_text_contents() == [" stands here"]
 
 
 def test_an_earlier_head_is_gone_to(tab: Tab) -> None:
-    page = tab.open("view=token&scene=model&layer=1&head=2&i=4")
+    page = tab.open("view=overview&scene=model&layer=1&head=2&i=4")
+    page.get_by_role("button", name="Which earlier heads feed it?").click()
     first = page.locator(".earlier [data-earlier]").first
     first.wait_for()
     layer, head = first.get_attribute("data-earlier").split("/")

@@ -27,6 +27,12 @@ export function effectsOf({ loss, rows }: Ablations): Effect[] {
   return changes.sort((a, b) => b.by - a.by).map((one) => ({ ...one, share: Math.abs(one.by) / most }));
 }
 
+/** The place of a head among all of them, in order; nothing while they are not known. */
+export function placeSaid(name: string, effects: readonly Effect[], at: { layer: number; head: number }): string {
+  const place = effects.findIndex(({ layer, head }) => layer === at.layer && head === at.head);
+  return place < 0 ? "" : `${name} is in place ${place + 1} of ${effects.length}.`;
+}
+
 /** The mean of those that are known. */
 function mean(x: readonly (number | null)[]): number {
   const known = x.filter((one) => one !== null);

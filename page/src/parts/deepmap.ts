@@ -290,6 +290,7 @@ export class DeepMap {
 
   choose(cell: Cell | null): void {
     this.chosen = cell;
+    if (!this.pointer) this.pointed = null; // what was pointed at elsewhere lay in the row that was chosen before
     this.draw();
   }
 

@@ -14,6 +14,9 @@ export const productSaid = (values: boolean): string =>
     ? "weight here × weight there × the length of the value that it moved"
     : "weight here × weight there: no values are known, so the first token is left aside";
 
+/** What is said where no earlier head reads a token that tells something. */
+const AT_REST = "All of these read the first token, where heads rest: choose a later word to see a path.";
+
 /** The key that a row reads most; where keys are the same tokens none that is the first, where heads rest. */
 export function readAt(row: Float32Array, same: boolean): number {
   const from = same && row.length > 1 ? 1 : 0;
@@ -66,6 +69,7 @@ export async function earlierHeads(context: Context, i: number, j: number): Prom
     heading,
     help(`${name} reads it with weight ${weightText(told.weight)}. Ranked by ${productSaid(told.values)}.`),
     table(context, told, listed.map(word), j),
+    ...(listed.every((key) => key === 0) ? [help(AT_REST)] : []),
     help(words.no_proof),
   ];
 }

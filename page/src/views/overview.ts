@@ -6,8 +6,9 @@ import { nameOf } from "../parts/sentences";
 import { withTerms } from "../parts/terms";
 import { rowBars, rowTokens, shadedText } from "../parts/tokenrow";
 import { withLine } from "../parts/wordline";
+import type { State } from "../state";
 import { mapPane } from "./map";
-import { chosen, headAt, latest, scaleName, touches, type MakeView } from "./view";
+import { chosen, headAt, latest, scaleName, touches, type Context, type MakeView } from "./view";
 
 /** So long the row waits for what is said of all heads, to come with it. */
 const SOON_MS = 500;
@@ -15,6 +16,20 @@ const SOON_MS = 500;
 /** Resolves once something is there or failed, or takes too long to wait for. */
 const soon = (asked: Promise<unknown>): Promise<unknown> =>
   Promise.race([asked.catch(() => {}), new Promise((done) => setTimeout(done, SOON_MS))]);
+
+/** Ways to what one asks next of a head. */
+function onward({ store, scene }: Context): HTMLElement {
+  const way = (text: string, view: State["view"]): HTMLElement =>
+    h("button", { type: "button", class: "link", click: () => store.set({ view }) }, text);
+  const earlier = store.state.layer > 0 && !scene.layers[store.state.layer].cross;
+  return h(
+    "p",
+    { class: "help onward" },
+    way("Does this head matter?", "ablation"),
+    earlier && " · ",
+    earlier && way("Which earlier heads feed it?", "token"),
+  );
+}
 
 /** A finding to begin with: heads, one head's map, and where one token looks. */
 export const overviewView: MakeView = (context) => {
@@ -54,6 +69,7 @@ export const overviewView: MakeView = (context) => {
         h("h2", {}, `Where ${nameOf(tokens.query, i)} looks`),
         shaded,
         rowBars(context, weights, tokens.key, norms),
+        onward(context),
         ...next,
         h("p", { class: "help" }, scene.note, tokens.key?.[0] === "⊢" ? `. ${words.beginning}` : ""),
       );

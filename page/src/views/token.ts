@@ -1,8 +1,8 @@
 import type { HeadRow, TokenRow } from "../data";
-import { h, tick } from "../dom";
+import { h, reveal, tick } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, printable, weightText } from "../numbers/format";
-import { leavesAside } from "../parts/aside";
+import { leavesAside, split } from "../parts/aside";
 import { tokenChooser } from "../parts/chooser";
 import { earlierHeads, readAt } from "../parts/earlier";
 import { kindsOf } from "../parts/headgrid";
@@ -58,6 +58,8 @@ class TokenView implements View {
   /** Heads of the layer with the most. */
   private readonly most: number;
   private alone = false;
+  /** The head whose cell was brought into sight. */
+  private inSight = "";
   private rows: TokenRow[] = [];
   private kinds: HeadRow[] = [];
   private keys: string[] | null = null;
@@ -95,8 +97,8 @@ class TokenView implements View {
     const of = this.context.scene.layers[layer];
     const i = chosenQuery(state, of);
     const leaves = state.near ? () => false : leavesAside(of, i, i + 1, false);
-    const all = keys.map((key, k) => ({ key, weight: weights[k] }));
-    return all.filter(({ key }) => !leaves(key)).slice(0, IN_CELL);
+    const [listed] = split(keys, leaves);
+    return listed.slice(0, IN_CELL).map((key) => ({ key, weight: weights[keys.indexOf(key)] }));
   }
 
   private cell(row: TokenRow): HTMLElement {
@@ -139,14 +141,24 @@ class TokenView implements View {
       : -1;
     matrix.replaceChildren(
       h("span", { class: "which" }),
-      ...Array.from({ length: most }, (_, k) => h("span", { class: "which" }, `H${layers[0].numbers[k] ?? k}`)),
+      ...Array.from({ length: most }, (_, k) => h("span", { class: "which above" }, `H${layers[0].numbers[k] ?? k}`)),
       ...layers.flatMap(({ number, heads }, l) => [
         h("span", { class: "which" }, `L${number}`),
         ...this.rows.filter(({ layer }) => layer === l).map((row) => this.cell(row)),
         ...Array.from({ length: most - heads }, () => h("span", {})),
       ]),
     );
+    this.showCurrent();
     if (active >= 0) matrix.querySelectorAll<HTMLElement>("button")[active]?.focus();
+  }
+
+  /** Brings the cell of another head into sight; one that is there already may be scrolled away from. */
+  private showCurrent(): void {
+    const { layer, head } = this.context.store.state;
+    const current = this.matrix.querySelector(".cell.current");
+    if (!current || this.inSight === `${layer}/${head}`) return;
+    this.inSight = `${layer}/${head}`;
+    reveal(this.matrix, current);
   }
 
   /** The largest weight that any head has on each key, of those that are told. */
