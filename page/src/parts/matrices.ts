@@ -26,7 +26,7 @@ function signedKey(): HTMLElement {
   const stops = Array.from({ length: 9 }, (_, k) => css(ramp(SIGNED, k / 8)));
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const said = "Numbers: each matrix by its own largest; weights from 0 to 1; striped: hidden by the mask";
-  return h("p", { class: "help shade-key" }, "below 0", bar, "above 0. ", said);
+  return h("p", { class: "help shade-key" }, "below 0", bar, "above 0", h("span", {}, said));
 }
 
 /** The panel's state: a head, its figures by the number of their matrix, and the number that was chosen. */

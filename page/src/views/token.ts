@@ -140,7 +140,7 @@ class TokenView implements View {
       ? [...matrix.querySelectorAll("button")].indexOf(document.activeElement as HTMLButtonElement)
       : -1;
     matrix.replaceChildren(
-      h("span", { class: "which" }),
+      h("span", { class: "which above" }),
       ...Array.from({ length: most }, (_, k) => h("span", { class: "which above" }, `H${layers[0].numbers[k] ?? k}`)),
       ...layers.flatMap(({ number, heads }, l) => [
         h("span", { class: "which" }, `L${number}`),
