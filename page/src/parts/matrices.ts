@@ -32,7 +32,7 @@ function signedKey(): HTMLElement {
 /** The panel's state: a head, its figures by the number of their matrix, and the number that was chosen. */
 class Panel implements MatricesPanel {
   private readonly readout = h("p", { class: "readout made", role: "status" });
-  private readonly place = h("div", {});
+  private readonly place = h("div", { class: "equations" });
   readonly element = h(
     "section",
     { class: "all-matrices", "aria-label": "Matrices" },
