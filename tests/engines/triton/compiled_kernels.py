@@ -19,6 +19,7 @@ DTYPES = {"bfloat16": ml_dtypes.bfloat16} | {name: np.dtype(name) for name in ("
 
 
 LARGE: set[int] = set()  # launches of a plain causal call, whose tiles are as large as they are in practice
+DEEP: set[int] = set()  # launches of a call with two leading dimensions
 
 
 def launches(dtype: Any) -> list[Launch]:
@@ -41,11 +42,13 @@ def launches(dtype: Any) -> list[Launch]:
         derivatives.backward(p, outputs, outputs, derivatives.Direction(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
         forward_launch.forward(long)  # keys are split
+        first = len(made)
         x = np.zeros((2, 2, 2, 20, 16), dtype)
         p = problem_from(x, x, x, bias=np.zeros((2, 2, 2, 1, 20), dtype))  # two leading dimensions
         rows = np.zeros(p.shape(p.n_q), p.compute)
         forward_launch.forward(p)
         derivatives.backward(p, Outputs(x, rows, None), Outputs(x, None, None))
+        DEEP.update(map(id, made[first:]))
         first = len(made)
         x = np.zeros((1, 512, 64), dtype)
         p = problem_from(x, x, x, causal=True)
@@ -61,7 +64,7 @@ def launches(dtype: Any) -> list[Launch]:
 def name_of(launch: Launch) -> str:
     along = "tangent of " if launch.forms.get("ALONG") else ""
     split = "split " if launch.kernel.__name__ == "forward" and launch.forms["W"].SPLITS > 1 else ""
-    return ("large " if id(launch) in LARGE else "") + along + split + str(launch.kernel.__name__)
+    return ("large " if id(launch) in LARGE else "deep " if id(launch) in DEEP else "") + along + split + str(launch.kernel.__name__)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from regard.ops.normalization import problem_from  # noqa: E402
 HOST = arrays.HostMemory
 KERNELS = {
     80: ["forward", "large query"],
-    90: ["large forward", "merge", "jvp_jvp", "rows", "bias"],
+    90: ["large forward", "merge", "jvp_jvp", "rows", "deep bias"],
     100: ["large key_value", "table", "part", "tangent of rows"],
 }
 
