@@ -64,7 +64,8 @@ def launches(dtype: Any) -> list[Launch]:
 def name_of(launch: Launch) -> str:
     along = "tangent of " if launch.forms.get("ALONG") else ""
     split = "split " if launch.kernel.__name__ == "forward" and launch.forms["W"].SPLITS > 1 else ""
-    return ("large " if id(launch) in LARGE else "deep " if id(launch) in DEEP else "") + along + split + str(launch.kernel.__name__)
+    size = "large " if id(launch) in LARGE else "deep " if id(launch) in DEEP else ""
+    return size + along + split + str(launch.kernel.__name__)
 
 
 if __name__ == "__main__":
