@@ -8,13 +8,19 @@ import type { State } from "../state";
 import { scaleName } from "../views/view";
 import type { Picture } from "./pictures";
 
+/** A bar in which colours go over into each other. */
+export function scaleBar(stops: readonly string[]): HTMLElement {
+  const bar = h("span", { class: "scale-bar", "aria-hidden": "true" });
+  bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+  return bar;
+}
+
 /** What the shades of texts and small pictures mean: weights from 0 to `top`, which is what is said of it. */
 export function shadeKey(state: State, top: number, said: string): HTMLElement {
   const scale = SCALES[scaleName(state)];
   const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, state.tone))));
-  const bar = h("span", { class: "scale-bar" });
-  bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-  return h("p", { class: "shade-key" }, h("span", {}, "weight 0"), bar, h("span", {}, `${figure(top, 2)}${said}`));
+  const most = h("span", {}, `${figure(top, 2)}${said}`);
+  return h("p", { class: "shade-key" }, h("span", {}, "weight 0"), scaleBar(stops), most);
 }
 
 /** What is said of the end of a scale that is the largest weight of a row. */

@@ -7,6 +7,7 @@ import { flowOf, type Part } from "../numbers/flow";
 import { printable } from "../numbers/format";
 import { HeadMatrices, pairOf, type Spot } from "../numbers/headmatrices";
 import { scaleName, tokensOf, type Context } from "../views/view";
+import { scaleBar } from "./legend";
 import { cellSizes, matrixFigure, type MatrixActions, type MatrixFigure } from "./matrix";
 import { toldOf } from "./matrixwords";
 
@@ -22,11 +23,9 @@ export interface MatricesPanel {
 
 /** What colours of numbers mean: each matrix has the scale of its own largest number. */
 function signedKey(): HTMLElement {
-  const bar = h("i", { class: "scale-bar", "aria-hidden": "true" });
   const stops = Array.from({ length: 9 }, (_, k) => css(ramp(SIGNED, k / 8)));
-  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const said = "Numbers: each matrix by its own largest; weights from 0 to 1; striped: hidden by the mask";
-  return h("p", { class: "help shade-key" }, "below 0", bar, "above 0", h("span", {}, said));
+  return h("p", { class: "help shade-key" }, "below 0", scaleBar(stops), "above 0", h("span", {}, said));
 }
 
 /** The panel's state: a head, its figures by the number of their matrix, and the number that was chosen. */
