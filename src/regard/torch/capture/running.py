@@ -61,6 +61,11 @@ class Batch:
     rows: torch.Tensor
     targets: torch.Tensor
 
+    @property
+    def sequences(self) -> int:
+        """The number r of sequences."""
+        return int(next(iter(self.given.values())).shape[0])
+
 
 @dataclass(eq=False)
 class TextRun:
@@ -123,14 +128,14 @@ class TextModel:
                     return TextRun(seen, values, self._masked(given["input_ids"]))
                 logits = self.forward(given, self._kept(given))
             batch = next_tokens(given, logits.shape[1])
-            return TextRun(seen, values, batch, _selected(logits, batch)[0].cpu().numpy())
+            return TextRun(seen, values, batch, _selected(logits, batch).cpu().numpy())
 
     def logits(self, run: TextRun) -> Array:
         """Return the logits (m, vocabulary) of a run, computed when first needed."""
         assert run.batch is not None
         if run.logits is None:
             with self.lock, self.evaluating():
-                run.logits = _selected(self.forward(run.batch.given), run.batch)[0].cpu().numpy()
+                run.logits = _selected(self.forward(run.batch.given), run.batch).cpu().numpy()
         return run.logits
 
     def without(
@@ -138,11 +143,14 @@ class TextModel:
     ) -> Array:
         """Return the logits (m, vocabulary) of a text with some heads of a layer replaced."""
         assert run.batch is not None
-        with self.lock, self.evaluating(), layers_reported(self.network, progress):
-            rows = next(iter(run.batch.given.values())).shape[0]
-            with heads_replaced(self.network, layer, [tuple(heads)] * rows, how):
-                logits = self.forward(run.batch.given, self.kept(run.batch))
-        return _selected(logits, run.batch)[0].cpu().numpy()
+        with (
+            self.lock,
+            self.evaluating(),
+            layers_reported(self.network, progress),
+            heads_replaced(self.network, layer, [tuple(heads)] * run.batch.sequences, how),
+        ):
+            logits = self.forward(run.batch.given, self.kept(run.batch))
+        return _selected(logits, run.batch).cpu().numpy()
 
     def label(self, token: int) -> str:
         """Return the piece of text of a token."""
@@ -454,14 +462,11 @@ def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def _selected(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return the logits (times, m, vocabulary) of `times` repetitions of a batch."""
-    r = next(iter(batch.given.values())).shape[0]
-    of = logits.reshape(-1, r, *logits.shape[1:])
-    return of[:, batch.rows, batch.positions - batch.positions[0]].float()
+    """Return the logits (m, vocabulary) of a batch, from those of its sequences."""
+    return logits[batch.rows, batch.positions - batch.positions[0]].float()
 
 
 def _losses(logits: torch.Tensor, batch: Batch) -> list[float]:
     """Return the mean loss of each repetition of a batch, in nats: one at a time is selected and cast."""
-    targets = batch.targets.to(logits.device)
-    each = logits.split(next(iter(batch.given.values())).shape[0])
-    return [float(F.cross_entropy(_selected(one, batch)[0], targets, ignore_index=UNCOUNTED)) for one in each]
+    targets, each = batch.targets.to(logits.device), logits.split(batch.sequences)
+    return [float(F.cross_entropy(_selected(one, batch), targets, ignore_index=UNCOUNTED)) for one in each]
