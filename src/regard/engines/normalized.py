@@ -15,6 +15,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
 
+def too_large(lse: Array, compute: Any) -> Array:
+    """Return whether weights next to each lse, computed in a dtype, may have lost half of their digits."""
+    size, eps = np.abs(lse), np.finfo(compute).eps
+    large: Array = (size * eps > eps**0.5) & (size < np.inf)
+    return large
+
+
 def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs:
     """Divide the cotangents of rows by the sum of their weights, if far from 1.
 
@@ -25,8 +32,7 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
     if p.part is not None:
         return ct
     assert outputs.lse is not None
-    size, eps = np.abs(outputs.lse), np.finfo(p.compute).eps
-    large = (size * eps > eps**0.5) & (size < np.inf)
+    large = too_large(outputs.lse, p.compute)
     if not large.any():
         return ct
     with np.errstate(all="ignore"):

@@ -19,7 +19,7 @@ from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q
 from regard.ops import metric as metrics
 from regard.ops.normalization import problem_from
-from regard.parallel.choosing import choose_deal
+from regard.parallel.choosing import balance, choose_deal
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -93,7 +93,7 @@ class RanksPlan:
     @property
     def balance(self) -> float:
         """The tiles of the rank with the most, over the mean."""
-        return max(self.tiles) * len(self.tiles) / max(1, sum(self.tiles))
+        return balance(self.tiles)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return a line about the deal, and one for each rank, as labels and texts."""

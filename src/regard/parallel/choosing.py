@@ -1,6 +1,7 @@
 """Stripes or contiguous shards: the deal of a call, by what each rank computes and is sent."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,8 +34,12 @@ class DealChoice:
 
     @property
     def balance(self) -> float:
-        """The tiles of the rank with the most, over their mean."""
-        return max(self.tiles) * len(self.tiles) / max(1, sum(self.tiles))
+        return balance(self.tiles)
+
+
+def balance(tiles: Sequence[int]) -> float:
+    """Return the tiles of the rank with the most, over the mean of all ranks."""
+    return max(tiles) * len(tiles) / max(1, sum(tiles))
 
 
 def stripe_size(n: int, ranks: int) -> int:
@@ -74,4 +79,4 @@ def choose_deal(p: Problem, ranks: int, name: str | None = None) -> DealChoice:
     chosen, other = (contiguous, stripes) if stay else (stripes, contiguous)
     sizes = f"{sum(chosen.bytes):,} bytes instead of {sum(other.bytes):,}"
     reason = f"{chosen.balance:.2f} of the mean on the largest rank instead of {other.balance:.2f}, {sizes}"
-    return DealChoice(chosen.sight, chosen.tiles, chosen.bytes, reason)
+    return replace(chosen, reason=reason)

@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.core.problem import KEY_STEP, ROW_STEP, CallPart, Differential, Outputs, Problem
 from regard.engines import Engine
+from regard.engines.normalized import too_large
 from regard.parallel.dealing import Deal, steps
 from regard.parallel.sight import TILE, Sight
 from regard.rules import rebuild
@@ -195,10 +196,10 @@ def _outputs(prefix: str, given: Mapping[str, Array]) -> Outputs:
 def _finite(lse: Array | None) -> None:
     """Raise for an lse next to which weights have lost half of their digits: a part cannot correct them."""
     assert lse is not None
-    size, eps = np.abs(lse), np.finfo(lse.dtype).eps
-    if ((size * eps > eps**0.5) & (size < np.inf)).any():
-        largest = float(size[size < np.inf].max())
+    large = too_large(lse, lse.dtype)
+    if large.any():
         raise ValueError(
-            f"gradients over several ranks need scores of at most {eps**-0.5:.3g}, got an lse of {largest:.3g}: "
+            f"gradients over several ranks need scores of at most {np.finfo(lse.dtype).eps ** -0.5:.3g}, got an lse of "
+            f"{float(np.abs(lse[large]).max()):.3g}: "
             "hide keys with a mask instead of large negative scores"
         )
