@@ -3,8 +3,9 @@
 from __future__ import annotations  # so that `help` shows the names of types
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,16 +224,14 @@ class Problem:
 
     def new_output(self) -> Array:
         """Allocate an output (..., h, n_q, d_v) in the caller's memory layout."""
+        empty: Callable[..., Array] = memory.empty
         if self.device is not None:
             from regard.core.tensors import empty_on
 
-            first = (*self.lead, self.n_q, self.heads, self.d_v)
-            if self.positions_first:
-                return empty_on(self.device, first, self.dtype).swapaxes(-2, -3)
-            return empty_on(self.device, self.shape(self.n_q, self.d_v), self.dtype)
+            empty = partial(empty_on, self.device)
         if self.positions_first:
-            return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
-        return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
+            return empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
+        return empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
     def new_low(self) -> Outputs | None:
         """Return memory for `Outputs.low`, as `forward` takes it; None where `out` is not rounded."""

@@ -118,8 +118,7 @@ class DerivativeWork(Work):
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     if outputs is None:
-        low = p.new_low()
-        outputs = forward(p, frozenset(["entropy"]), None if low is None else low.low)[0]
+        outputs = forward(p, frozenset(["entropy"]), p.new_low())[0]
     work = DerivativeWork(p, direction=Direction(t))
     given = tile_derivatives.RowCotangents(work.rows(outputs.lse), None, None, None)
     d_lse = empty(p, p.shape(p.n_q), p.compute)

@@ -66,10 +66,10 @@ def problem_on(p: Problem, up: Callable[[Array], Array]) -> Problem:
     return replace(p, query=q, key=k, value=v, bias=bias, sink=sink, mask=rule(p.mask), score=rule(p.score))
 
 
-def forward(p: Problem, low: Array | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     observe = basic(p.observe)
     names = frozenset(s.name for s in observe if isinstance(s, Entropy | Largest | Argmax | Visible))
-    outputs, found = forward_launch.forward(p, names, low)
+    outputs, found = forward_launch.forward(p, names, into)
     assert outputs.lse is not None
     seen: dict[Statistic, Any] = {s: found[s.name] for s in observe if s.name in found}
     seen |= statistics.second_pass(p, outputs.lse, tuple(s for s in observe if s not in seen))

@@ -28,11 +28,11 @@ def splits(p: Problem, M: int, N: int, chunk: int) -> int:
 
 
 def forward(
-    p: Problem, names: frozenset[str] = frozenset(), low: Array | None = None
+    p: Problem, names: frozenset[str] = frozenset(), into: Outputs | None = None
 ) -> tuple[Outputs, dict[str, Array]]:
     """Return the outputs, and the arrays of `names`.
 
-    names: among "entropy", "max", "argmax", "visible". low: memory for `Outputs.low`.
+    names: among "entropy", "max", "argmax", "visible". into: memory for `Outputs.low`.
     """
     found = {"lse": empty(p, p.shape(p.n_q), p.compute)}
     for name in names:
@@ -40,7 +40,7 @@ def forward(
     if names & {"max", "argmax"}:
         for name, dtype in (("max", p.compute), ("argmax", np.int64)):
             found.setdefault(name, empty(p, p.shape(p.n_q), dtype))
-    outputs = Outputs(p.new_output(), found["lse"], found.get("entropy"), low)
+    outputs = Outputs(p.new_output(), found["lse"], found.get("entropy"), None if into is None else into.low)
     work = Work(p)
     chosen("forward", work, partial(launch, work, outputs, found)).run()
     return outputs, found
