@@ -15,9 +15,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
 
-def too_large(lse: Array, compute: Any) -> Array:
-    """Return whether weights next to each lse, computed in a dtype, may have lost half of their digits."""
-    size, eps = np.abs(lse), np.finfo(compute).eps
+def too_large(lse: Array) -> Array:
+    """Return whether weights next to each lse, computed in its dtype, may have lost half of their digits."""
+    size, eps = np.abs(lse), np.finfo(lse.dtype).eps
     large: Array = (size * eps > eps**0.5) & (size < np.inf)
     return large
 
@@ -32,7 +32,7 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
     if p.part is not None:
         return ct
     assert outputs.lse is not None
-    large = too_large(outputs.lse, p.compute)
+    large = too_large(outputs.lse)
     if not large.any():
         return ct
     with np.errstate(all="ignore"):

@@ -196,7 +196,7 @@ def _outputs(prefix: str, given: Mapping[str, Array]) -> Outputs:
 def _finite(lse: Array | None) -> None:
     """Raise for an lse next to which weights have lost half of their digits: a part cannot correct them."""
     assert lse is not None
-    large = too_large(lse, lse.dtype)
+    large = too_large(lse)
     if large.any():
         raise ValueError(
             f"gradients over several ranks need scores of at most {np.finfo(lse.dtype).eps ** -0.5:.3g}, got an lse of "
