@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,18 @@ def test_a_page_without_a_text_keeps_the_model(llama: Path, tmp_path: Path) -> N
     transformers.LlamaForCausalLM.from_pretrained(llama).save_pretrained(tmp_path)
     (scene,) = command._of_page(Namespace(model=str(tmp_path), **given), None, None, lambda stage: None)
     assert (scene.runner, scene.layers[0].problem.n_q) == (None, 101)
+
+
+def test_a_model_that_does_not_load_is_loaded_once(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a missing tokenizer leads to tokens that repeat."""
+    tokenizer().save_pretrained(tmp_path)
+    shutil.copy(llama / "config.json", tmp_path)
+    monkeypatch.setattr(command, "_scenes", lambda *_: pytest.fail("the model was loaded twice"))
+    given = {"text": None, "capture": None, "arrays": None, "dtype": None}
+    with pytest.raises(ValueError, match="has no model that transformers can load"):
+        command._of_page(Namespace(model=str(tmp_path), **given), None, None, lambda stage: None)
 
 
 def test_an_encoder_reads_and_its_decoder_answers(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OPERANDS = ("query", "key", "value")
 
 
+class NoTokenizerError(ValueError):
+    """A model has no tokenizer that can be loaded, so it cannot read a text."""
+
+
 def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS, instead: str | None = None) -> dict[str, Array]:
     """Read query, key and value from files, and any other array, by name.
 
@@ -92,7 +96,8 @@ def model(name: str, given: str | None, progress: Callable[[Stage], object], dty
 def running(name: str, progress: Callable[[Stage], object], dtype: str | None = None) -> tuple[Any, Any]:
     """Load a model of transformers and its tokenizer, to run it on typed texts.
 
-    dtype: in which it runs, by default that of its files. Raises ValueError if it does not exist, or has no tokenizer.
+    dtype: in which it runs, by default that of its files. Raises ValueError if it does not exist,
+    `NoTokenizerError` if it has no tokenizer.
     """
     require_local(name)
     progress(Stage("loading PyTorch and transformers"))

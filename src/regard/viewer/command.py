@@ -115,8 +115,8 @@ def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress
         return _scenes(arguments, text, mask, progress)
     try:
         runner = TextRunner(*inputs.running(arguments.model, progress, arguments.dtype))
-    except ValueError:
-        if text is None:  # without a tokenizer it reads random tokens
+    except inputs.NoTokenizerError:
+        if text is None:  # it reads random tokens
             return _scenes(arguments, text, mask, progress)
         raise
     return runner.scenes({"text": SENTENCE if text is None else text}, progress)

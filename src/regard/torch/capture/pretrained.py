@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from regard.interpret.capture.captured import Capture, capture
+from regard.interpret.inputs import NoTokenizerError
 from regard.interpret.maps import repeated_tokens
 from regard.runtime.progress import Stage
 from regard.torch.capture.encoding import check_length, encoded, longest
@@ -93,7 +94,8 @@ def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
             ) from None
         reason = str(error).strip().partition("\n")[0].strip()
         why = "" if isinstance(error, TypeError) or reason.endswith(":") else f": {reason}"  # a list follows
-        raise ValueError(f"{model} has no {what} that transformers can load{why}") from None
+        missing = NoTokenizerError if what == "tokenizer" else ValueError
+        raise missing(f"{model} has no {what} that transformers can load{why}") from None
 
 
 def _require_text(config: Any, model: str) -> None:
