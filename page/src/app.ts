@@ -1,4 +1,4 @@
-import { Data, type Finding, type More, type Scene, type Settings, type Words } from "./data";
+import { Data, placeIn, type Finding, type More, type Scene, type Settings, type Words } from "./data";
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
@@ -424,9 +424,12 @@ export class App {
       after = scene.id;
       const { layers } = scene;
       const { i, j } = this.store.state;
-      const kept = (at: number, n: number): number => (at < n ? at : -1);
-      const part = { scene: after, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
-      this.store.set(part, refines ? "refine" : "step");
+      const kept = (axis: "query" | "key", size: number, at: number): Promise<number> =>
+        placeIn(this.data.tokens(scene.id, axis), size, this.data.tokens(before, axis), at);
+      const places = [kept("query", layers[0].n_q, i), kept("key", layers[0].n_k, j)];
+      const [query, key] = await Promise.all(places);
+      if (!isLatest()) return scene;
+      this.store.set({ scene: after, i: query, j: key, zoom: "" }, refines ? "refine" : "step");
       return scene;
     } finally {
       if (after === before && isLatest()) this.leaving = "";
