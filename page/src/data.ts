@@ -325,9 +325,9 @@ export class Tokens {
     return missing.length > 0;
   }
 
-  /** The place of a token that is nearest to `at` within a page's length, −1 if there is none. */
-  async nearest(token: string, at: number): Promise<number> {
-    await this.load(at - PAGE, at + PAGE);
+  /** The place of a token that is nearest to `at` within a page's length, of `size` places; −1 if there is none. */
+  async nearest(token: string, at: number, size: number): Promise<number> {
+    await this.load(at - PAGE, Math.min(size, at + PAGE));
     for (let distance = 0; distance <= PAGE; distance++)
       for (const place of [at - distance, at + distance]) if (place >= 0 && this.at(place) === token) return place;
     return -1;
@@ -337,7 +337,7 @@ export class Tokens {
 /** The place of a chosen token in the next text: where it is again, else the same place; −1 if there is no such place. */
 export async function placeIn(next: Tokens, size: number, before: Tokens, at: number): Promise<number> {
   const token = before.at(at);
-  const again = token === undefined ? -1 : await next.nearest(token, at);
+  const again = token === undefined ? -1 : await next.nearest(token, at, size);
   return again >= 0 ? again : at < size ? at : -1;
 }
 

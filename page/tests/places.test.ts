@@ -4,7 +4,10 @@ import { placeIn, Tokens } from "../src/data";
 
 async function tokens(text: string): Promise<Tokens> {
   const all = text.split(" ");
-  const result = new Tokens((start) => Promise.resolve({ total: all.length, tokens: all.slice(start, start + 4096) }));
+  const result = new Tokens((start) => {
+    if (start >= all.length) return Promise.reject(new RangeError("there are no such tokens"));
+    return Promise.resolve({ total: all.length, tokens: all.slice(start, start + 4096) });
+  });
   await result.load(0, all.length);
   return result;
 }

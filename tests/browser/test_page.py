@@ -292,8 +292,9 @@ def test_typing_runs_the_model(tab: Tab) -> None:
     page.locator("textarea").fill("One two three. One two three.")
     page.wait_for_function("() => /scene=(?!example&)/.test(location.hash)")
     page.wait_for_function("w => document.querySelector('.readout output')?.dataset.weight !== w", arg=before)
-    name = hash_of(page)["scene"]
-    seen = tab.viewer.answers.get(f"{name}/values/1/0", {"rows": "3:4", "cols": "2:3"}).content
+    name, i, j = (hash_of(page)[key] for key in ("scene", "i", "j"))
+    part = {"rows": f"{i}:{int(i) + 1}", "cols": f"{j}:{int(j) + 1}"}
+    seen = tab.viewer.answers.get(f"{name}/values/1/0", part).content
     page.wait_for_function(
         "w => Number(document.querySelector('.readout output')?.dataset.weight) === w", arg=float(seen[0, 0])
     )
