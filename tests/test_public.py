@@ -102,7 +102,7 @@ SIGNATURES = {
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",
-    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None)",
+    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None, grid=None, image=None)",
     "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
     "weights=None, sequence=None, save=None, with_model=False, port=0, open_browser=True, block=None, **options)",
     "top": "(k)",

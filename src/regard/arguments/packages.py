@@ -11,8 +11,12 @@ EXTRAS = {
     "look": ("rich", "safetensors", "starlette", "uvicorn"),
     "plots": ("matplotlib",),
     "notebook": ("anywidget",),
+    "images": ("pillow",),
 }
 """The packages that each extra brings, frameworks apart."""
+
+MODULES = {"pillow": "PIL"}
+"""The module of a package that has another name."""
 
 
 class MissingPackage(ModuleNotFoundError):
@@ -22,7 +26,7 @@ class MissingPackage(ModuleNotFoundError):
 def require(what: str, *packages: str) -> None:
     """Raise MissingPackage unless all packages are installed."""
     for package in packages:
-        if find_spec(package) is None:
+        if find_spec(MODULES.get(package, package)) is None:
             raise MissingPackage(f"{what} needs {package}, which is missing: {remedy(package)}", name=package)
 
 

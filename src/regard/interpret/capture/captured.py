@@ -20,6 +20,7 @@ from regard.arguments.packages import require
 from regard.arguments.values import type_name
 from regard.core import rowsums
 from regard.interpret.capture.layers import Layer, Tokens
+from regard.interpret.capture.pictures import pixels
 from regard.interpret.heads import HeadStatistics
 from regard.interpret.streamed import measure_heads
 from regard.loaders import loaders
@@ -137,6 +138,21 @@ class Capture(Sequence[Layer]):
             raise ValueError(f"{path} is no sound capture: {error}") from None
         return found
 
+    def show(self, image: Any) -> None:
+        """Set the picture that is shown below the single grid of its layers.
+
+        image: a path, a picture of Pillow, or pixels (height, width, 3) of uint8, cropped as the
+        model saw it. Raises ValueError for a capture without a grid, or of several pictures.
+        """
+        if not any(layer.grids for layer in self.layers):
+            raise ValueError("image goes with a grid of patches, and no layer has one; give grid=(rows, columns)")
+        if any(len(layer.grids) > 1 for layer in self.layers):
+            raise ValueError("image is for a single picture, and this model read several")
+        shown = pixels(image)
+        self.layers = [
+            replace(x, grids=tuple(replace(grid, picture=shown) for grid in x.grids)) for x in self.layers
+        ]  # fmt: skip
+
     # Layers
 
     def __len__(self) -> int:
@@ -223,6 +239,8 @@ def capture(
     memory: int | None = None,
     path: str | Path | None = None,
     tokenizer: Any = None,
+    grid: Any = None,
+    image: Any = None,
 ) -> AbstractContextManager[Capture]:
     """Record a model's attention inside of a `with`, as a `Capture`.
 
@@ -253,7 +271,12 @@ def capture(
         path: a file to write, as `seen.save` does. The arrays of `seen` are then mapped from it.
             Until it is complete, they are in a folder next to it.
         tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to
-            strings.
+            strings. A processor of transformers also tells how pixels were normalized, and how long
+            a sound is.
+        grid: the (rows, columns) of a picture's patches, where the model does not tell them. They
+            are the last of the keys that are no text. `Layer.grids` has what was told or given.
+        image: what to show of a single picture in place of the model's input, as the model saw it:
+            a path, a picture of Pillow, or pixels (height, width, 3) of uint8. It covers the grid.
 
     Raises RuntimeError if the model ran and no attention was seen. Raises ValueError if weights of
     sampled rows do not sum to 1 (`Capture.check`).
@@ -272,7 +295,7 @@ def capture(
         require("a capture's file", "ml_dtypes", "safetensors")
     recorder = loaders["torch.capture"]()
     seen: AbstractContextManager[Capture] = recorder.capture(
-        model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer
+        model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer, grid=grid, image=image
     )
     return seen
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import OPTIONS, RULES, Layer, Tokens
 from regard.rules import OPS, Requirement, Rule, Table, rule_from_text, rule_text
 from regard.runtime import arrayfile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
-"""The format; `BEFORE` is the same without a checksum, and can still be read."""
+GRIDS, FORMAT, BEFORE = "regard.capture/3", "regard.capture/2", "regard.capture/1"
+"""The format, with grids and without any; `BEFORE` has neither grids nor a checksum, and can still be read."""
 
 
 def write(path: Path, seen: Any) -> None:
@@ -32,7 +33,8 @@ def write(path: Path, seen: Any) -> None:
             for name, x in seen.tokens.items()
         },
     }
-    arrayfile.write(path, written.arrays, {"format": FORMAT, "capture": json.dumps(content)})
+    version = GRIDS if any("grids" in layer for layer in content["layers"]) else FORMAT
+    arrayfile.write(path, written.arrays, {"format": version, "capture": json.dumps(content)})
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -41,9 +43,9 @@ def read(path: Path) -> dict[str, Any]:
     Raises OSError if the file cannot be read, ValueError if it holds no capture.
     """
     arrays, metadata = arrayfile.read(path)
-    if metadata.get("format") not in (FORMAT, BEFORE):
+    if metadata.get("format") not in (GRIDS, FORMAT, BEFORE):
         raise ValueError(f"{path} is a safetensors file, but not a capture of regard ({FORMAT})")
-    if metadata["format"] == FORMAT and arrayfile.CHECKSUM not in metadata:
+    if metadata["format"] != BEFORE and arrayfile.CHECKSUM not in metadata:
         raise ValueError(f"{path} is damaged: it has no checksum")
     try:
         content, found = json.loads(metadata["capture"]), _Read(arrays)
@@ -96,7 +98,18 @@ class _Written:
         arrays = {x: self.array(f"{x}.{count}", getattr(layer, x)) for x in ("query", "key", "lse")}
         others = ("name", "cross", "query_tokens", "key_tokens", "numbers", "kv_numbers", "group", "number")
         options = {name: self.option(name, x) for name, x in layer.options.items()}
-        return arrays | {x: getattr(layer, x) for x in others} | {"options": options}
+        grids = {"grids": [self.grid(x) for x in layer.grids]} if layer.grids else {}
+        return arrays | {x: getattr(layer, x) for x in others} | {"options": options} | grids
+
+    def grid(self, grid: PatchGrid) -> dict[str, Any]:
+        """Return a grid with the names of its arrays."""
+        count = len(self.arrays)
+        arrays = {
+            x: self.array(f"{x}.{count}", array)
+            for x in ("tokens", "picture")
+            if (array := getattr(grid, x)) is not None
+        }
+        return {x: getattr(grid, x) for x in ("rows", "columns", "kind", "seconds", "batch")} | arrays
 
 
 class _Read:
@@ -132,12 +145,20 @@ class _Read:
             return self.arrays[x["array"]]
         return tuple(x) if isinstance(x, list) else x
 
+    def grid(self, content: dict[str, Any]) -> PatchGrid:
+        arrays: dict[str, Any] = {x: self.arrays[content[x]] for x in ("tokens", "picture") if x in content}
+        made = PatchGrid(**(content | arrays))
+        if made.tokens.shape != (made.rows * made.columns,):
+            raise ValueError("the tokens of a grid are not one for each of its patches")
+        return made
+
     def layer(self, content: dict[str, Any]) -> Layer:
         fields: dict[str, Any] = {x: self.arrays[content.pop(x)] for x in ("query", "key", "lse")}
         options = {name: self.option(name, x) for name, x in content.pop("options").items()}
         if options.keys() - set(OPTIONS):
             raise ValueError(f"unknown option {min(options.keys() - set(OPTIONS))!r} of a layer")
         fields |= {x: tuple(content.pop(x)) for x in ("numbers", "kv_numbers")}
+        fields["grids"] = tuple(map(self.grid, content.pop("grids", ())))
         made = Layer(**fields, **content, options=options)
         b, h, n_q, d = made.query.shape
         if made.lse.shape != (b, h, n_q) or made.key.shape[::3] != (b, d) or len(made.numbers) != h:

@@ -12,6 +12,7 @@ from regard.core import rowsums
 from regard.core.options import AFTER_WEIGHTS, CallOptions
 from regard.core.statistics import Seen, Statistic
 from regard.engines import choose
+from regard.interpret.capture.grids import PatchGrid
 from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
 from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, table
@@ -37,7 +38,8 @@ class Layer:
     cross: True for keys of another sequence. query_tokens, key_tokens: names in `Capture.tokens` of the sequences of
     queries and keys. numbers: the model's number of each head in `query`. group: the number of query heads that share a
     key-value head. kv_numbers: the model's number of each key-value head, if some are missing. number: the model's
-    number of the layer, in the order of first calls, missing layers included. None: its index in the capture.
+    number of the layer, in the order of first calls, missing layers included. None: its index in the capture. grids: of
+    the pictures or sounds among its keys; unless it is cross-attention, its queries are the same tokens.
 
     `regard.attention` takes the arguments that `arguments` returns, for any statistic:
 
@@ -64,6 +66,7 @@ class Layer:
     kv_numbers: tuple[int, ...] = ()
     group: int = 1
     number: int | None = None
+    grids: tuple[PatchGrid, ...] = ()
 
     @classmethod
     def of(cls, name: str, query: Array, key: Array, *, lse: Array | None = None, **options: Any) -> Self:
@@ -74,7 +77,7 @@ class Layer:
         does, and ValueError for the lse of another call.
         """
         metric = options.pop("metric", None)
-        of_layer = ("cross", "query_tokens", "key_tokens", "number")
+        of_layer = ("cross", "query_tokens", "key_tokens", "number", "grids")
         fields = {field: options.pop(field) for field in of_layer if field in options}
         for option in options:
             if option not in OPTIONS:
@@ -174,7 +177,8 @@ class Layer:
         if isinstance(options.get("offset"), np.ndarray):
             options["offset"] = int(np.broadcast_to(options["offset"], (self.batch,))[batch])
         arrays = {name: getattr(self, name)[batch : batch + 1] for name in ("query", "key", "lse")}
-        return replace(self, **arrays, options=options | {"origin": (b + batch, h, j)})
+        grids = tuple(replace(grid, batch=None) for grid in self.grids if grid.of_batch(batch))
+        return replace(self, **arrays, options=options | {"origin": (b + batch, h, j)}, grids=grids)
 
     def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
         """Return the arguments of `regard.weights` for one head of the model.

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -26,10 +26,13 @@ from torch import nn
 from regard.core.layout import Layout
 from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.grids import given_grid, with_grid
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
+from regard.interpret.capture.pictures import pixels
 from regard.torch import adapter
 from regard.torch.arrays import autocast
+from regard.torch.capture.grids import GridRecorder
 from regard.torch.capture.switched import SdpaMode, on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
@@ -54,13 +57,16 @@ def capture(
     memory: int | None = None,
     path: str | Path | None = None,
     tokenizer: Any = None,
+    grid: Any = None,
+    image: Any = None,
     values: dict[str, Array] | None = None,
 ) -> Iterator[Capture]:
     """Record a model; see `regard.capture`.
 
     values: is filled with the values (b, h_kv, n_k, d_v) of each layer that one call made.
     """
-    labels = _labels(tokenizer)
+    labels, grid = _labels(tokenizer), given_grid(grid)
+    shown = None if image is None else pixels(image)
     seen = Capture(model=_name(model))
     with ExitStack() as stack:
         folder = None
@@ -68,14 +74,17 @@ def capture(
             folder = Path(tempfile.mkdtemp(prefix=".regard-", dir=Path(path).absolute().parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         recorder = Recorder(model, layers, heads, memory, folder, values)
+        recorder.read = GridRecorder(model, tokenizer)
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
             switched.enter_context(recorder.hooked())
             switched.enter_context(adapter.watched(recorder.attention))
             switched.enter_context(SdpaMode())
             yield seen
-        seen.layers, seen.tokens = recorder.finished(labels)
+        seen.layers, seen.tokens = recorder.finished(labels, grid)
         seen.dropped = recorder.dropped
+        if shown is not None:
+            seen.show(shown)
         if path is not None:
             seen.save(path)
             saved = Capture.load(path)
@@ -135,6 +144,7 @@ class Recorder:
         self.begun_later: set[str] = set()
         self.unlike: set[str] = set()
         self.texts = Texts()
+        self.read = GridRecorder(model)
         self._how: Continuation | None = None
         self._times: Counter[str] = Counter()  # in this forward of the model
         self._last: _LastCall | None = None
@@ -172,13 +182,16 @@ class Recorder:
                     self._times.clear()
                     self.texts.times.clear()
                 self.texts.read(name, given, "input_ids" in names, len(self._running))
+                self.read.entering(name, module, given)
             self._running.append(RunningModule(name, module, given))
 
         return enter
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread and self._running and self._running[-1].module is module:
-            self._running.pop()
+            running = self._running.pop()
+            if not in_backward():
+                self.read.leaving(running.name, module, running.given, output)
             if not self._running:
                 self._last = None
                 self._again.close()
@@ -253,6 +266,8 @@ class Recorder:
         before, _ = self.belongs.get(name, (None, None))
         text = self.texts.of_call(self._running, before, how, assign=not call.cross)
         self.belongs[name] = text, self.texts.other() if call.cross else text
+        if how is None:
+            self.read.attended(name, call.key.shape[2], text=self.belongs[name][1] is not None)
         self._add(name, call, how)
         if self.values is not None and self.kept.get(name) is not None:
             if how is None:
@@ -348,10 +363,13 @@ class Recorder:
                 named = type(self.model).__name__
                 raise ValueError(f"layers: {x!r} is no layer of {named}; it has {_listed(self.seen)}")
 
-    def finished(self, labels: Callable[[list[int]], list[str]] | None) -> tuple[list[Layer], dict[str, Tokens]]:
+    def finished(
+        self, labels: Callable[[list[int]], list[str]] | None, grid: Any = None
+    ) -> tuple[list[Layer], dict[str, Tokens]]:
         """Return the layers, and the texts that the model read.
 
-        Raises ValueError if a chosen layer does not exist.
+        grid: of pictures, where the caller knows it. Raises ValueError if a chosen layer does not exist, and for a grid
+        that no layer fits.
         """
         self._check_chosen()
         self._cut_rejected()
@@ -368,7 +386,13 @@ class Recorder:
                 of_query = self.texts.name(query, modules[number], modules)
                 texts = of_query, of_query if key is query else self.texts.name(key)
                 layers.append(self.kept[name].layer(name, sizes, texts, number))
-        return layers, tokens
+        if grid is not None:
+            return with_grid(layers, grid, self.read.pictures()), tokens
+        decoders = {name.rpartition(".")[0] for name, call in self.seen.items() if call.kind[0]}
+        texts_of = {name: x.ids for name, x in tokens.items()}
+        return [
+            replace(x, grids=self.read.grids(x, texts_of.get(x.key_tokens or ""), decoders)) for x in layers
+        ], tokens
 
     def _cut_rejected(self) -> None:
         """Cut off the tokens that were not accepted of the last call.
@@ -464,7 +488,8 @@ def _crosses(running: RunningModule, query: torch.Tensor) -> bool:
 
 def _labels(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
     """Return a function from ids to labels, made from a tokenizer if needed."""
-    if tokenizer is None:
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor of transformers
+    if tokenizer is None or hasattr(tokenizer, "image_mean") or hasattr(tokenizer, "sampling_rate"):
         return None
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         if not callable(tokenizer):

@@ -15,6 +15,9 @@ from regard.torch.arrays import checked, values
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
 
+NO_TEXT = ("mask", "shape", "size", "grid")
+"""Parts of the names of integer arguments that are no ids."""
+
 
 @dataclass
 class RunningModule:
@@ -65,7 +68,7 @@ class Texts:
             return
         ids: Any = given.get("input_ids")
         if ids is None and not named and not depth:
-            ids = next((x for x in given.values() if _integers(x)), None)
+            ids = next((x for name, x in given.items() if _integers(x) and not any(y in name for y in NO_TEXT)), None)
         if not _integers(ids):
             return
         self._given, self._readers = _identity(ids), {module}

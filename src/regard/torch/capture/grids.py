@@ -1,0 +1,312 @@
+"""The grids of a model's pictures and sounds, as its modules tell while it runs.
+
+| What tells | Models |
+|---|---|
+| the last strided convolution before the attention | ViT and its kin, CLIP, SigLIP, DETR, SAM, Whisper, AST |
+| the sizes in patches, tokens in blocks that are merged (`grid_thw`) | Qwen-VL's pictures |
+| the sizes in patches (`spatial_shapes`), or in pixels (`image_sizes`) | SigLIP 2 NaFlex, Pixtral |
+| the ids of picture tokens in a text, by `image_token_id` | vision-language models |
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.interpret.capture import pictures
+from regard.interpret.capture.grids import MOST_PREFIX, PatchGrid
+from regard.interpret.capture.layers import Layer
+from regard.torch.arrays import values
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SOUNDS = ("input_values", "input_features")
+"""Arguments of transformers' models that are sounds."""
+
+HOPS = {"whisper": 0.01, "audio-spectrogram-transformer": 0.01}
+"""Seconds of a frame of the spectrogram that a model reads, by `model_type`."""
+
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
+"""Names in configurations for the id of a token that stands for a part of a picture."""
+
+LARGEST_SCALE = 8
+"""A side of the patches that a projector makes one token of, at most."""
+
+
+@dataclass(eq=False)
+class Source:
+    """Pictures or sounds that a module read.
+
+    sizes: (rows, columns) of each. draw: makes the pixels of each. together: their tokens are one sequence; else each
+    is a batch element. block: the side of the blocks in which tokens follow each other. length: of a sequence, and
+    start: its tokens before the patches; of batch elements they follow from the first attention that reads as many.
+    seconds: the length of a sound. flipped: the lowest frequency is the first row.
+    """
+
+    sizes: list[tuple[int, int]]
+    draw: Callable[[], list[Any]]
+    together: bool = False
+    block: int = 1
+    length: int | None = None
+    start: int = 0
+    sound: bool = False
+    seconds: float | None = None
+    flipped: bool = False
+    drawn: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.together:
+            self.length = sum(rows * columns for rows, columns in self.sizes)
+
+    def attended(self, n: int) -> None:
+        """Note an attention over n tokens."""
+        before = n - max((rows * columns for rows, columns in self.sizes), default=0)
+        if self.length is None and 0 <= before <= MOST_PREFIX:
+            self.length, self.start = n, before
+
+    def grids(self, tokens: Sequence[tuple[int, Array]], sizes: Sequence[tuple[int, int]]) -> tuple[PatchGrid, ...]:
+        """Return a grid for each picture. tokens: its batch element and its tokens in row-major order."""
+        self.drawn = self.drawn or self.draw()
+        shown = self.drawn if len(self.drawn) == len(sizes) else [None] * len(sizes)
+        made = []
+        for (batch, of), (rows, columns), picture in zip(tokens, sizes, shown, strict=True):
+            order = of.reshape(rows, columns)[::-1].reshape(-1) if self.flipped else of
+            kind = "sound" if self.sound else "picture"
+            made.append(PatchGrid(rows, columns, order, kind, picture, self.seconds, batch))  # type: ignore[arg-type]
+        return tuple(made)
+
+    def own(self) -> tuple[PatchGrid, ...]:
+        """Return the grids among its own tokens."""
+        start, tokens = self.start, []
+        for n, (rows, columns) in enumerate(self.sizes):
+            tokens.append((0 if self.together else n, start + _blocks(rows, columns, self.block)))
+            start += rows * columns * self.together
+        return self.grids(tokens, self.sizes)
+
+    def among(self, places: Sequence[tuple[int, Array]]) -> tuple[PatchGrid, ...]:
+        """Return the grids of the tokens that stand for its pictures in texts; none if their number tells nothing.
+
+        places: the positions of such tokens in each text.
+        """
+        total = sum(len(at) for _, at in places)
+        scale = next((s for s in range(1, LARGEST_SCALE + 1) if self._merged(s) == total), None)
+        if scale is None:
+            return ()
+        sizes = [(rows // scale, columns // scale) for rows, columns in self.sizes]
+        tokens: list[tuple[int, Array]] = []
+        batches = np.concatenate([np.full(len(at), batch) for batch, at in places])
+        of_all, start = np.concatenate([at for _, at in places]), 0
+        for rows, columns in sizes:
+            mine = slice(start, start := start + rows * columns)
+            if len(set(batches[mine].tolist())) != 1:
+                return ()
+            tokens.append((int(batches[start - 1]), of_all[mine]))
+        return self.grids(tokens, sizes)
+
+    def _merged(self, scale: int) -> int | None:
+        """Return the number of tokens if squares of patches are merged; None if they do not fit."""
+        if any(rows % scale or columns % scale for rows, columns in self.sizes):
+            return None
+        return sum(rows * columns // scale**2 for rows, columns in self.sizes)
+
+
+class GridRecorder:
+    """Recorder of what modules read and convolutions make, for the grids of layers.
+
+    processor: of transformers, which tells how pixels were normalized and how long a frame is; or None.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any = None):
+        self.config = getattr(model, "config", None)
+        self.image = getattr(processor, "image_processor", processor)
+        self.frames = getattr(processor, "feature_extractor", processor)
+        self.sources: dict[str, Source] = {}  # by module, the last one last
+        self.of_layer: dict[str, Source | None] = {}
+        self._sound = False
+        self._chain: tuple[str, torch.Tensor] | None = None  # the first of convolutions that follow each other
+        self._picture: torch.Tensor | None = None
+        self._cut: tuple[int, Array] | None = None  # the side of a patch, and the sizes of pictures that were padded
+
+    def entering(self, name: str, module: nn.Module, given: dict[str, Any]) -> None:
+        """Note the sizes that a module is given."""
+        self._sound = self._sound or any(isinstance(given.get(x), torch.Tensor) for x in SOUNDS)
+        if isinstance(sizes := given.get("grid_thw"), torch.Tensor) and hasattr(module, "spatial_merge_size"):
+            self._take(name, self._of_blocks(module, given, sizes))
+        if isinstance(sizes := given.get("spatial_shapes"), torch.Tensor):
+            self._take(name, self._of_rows(given, sizes))
+        sizes = given.get("image_sizes")
+        if sizes is not None and isinstance(patch := getattr(module, "patch_size", None), int):
+            self._cut = patch, values(sizes) if isinstance(sizes, torch.Tensor) else np.asarray(sizes)
+
+    def leaving(self, name: str, module: nn.Module, given: dict[str, Any], output: Any) -> None:
+        """Note what a convolution made."""
+        if isinstance(module, nn.Conv1d | nn.Conv2d) and isinstance(output, torch.Tensor):
+            self._convolved(name, module, given.get("input"), output)
+        elif given.get("image_sizes") is not None:
+            self._cut = None
+
+    def attended(self, layer: str, n_k: int, text: bool) -> None:
+        """Note an attention call of a layer. text: its keys are a text."""
+        self._chain = None
+        source = None if text else next(reversed(self.sources.values()), None)
+        if source is not None:
+            source.attended(n_k)
+        self.of_layer[layer] = source
+
+    def grids(self, layer: Layer, ids: Array | None, decoders: Iterable[str]) -> tuple[PatchGrid, ...]:
+        """Return the grids among the keys of a layer.
+
+        ids (b, n): of its keys, if they are a text. decoders: modules that hold a cross-attention, whose own tokens are
+        no patches.
+        """
+        if ids is not None:
+            return self._in_text(ids)
+        source = self.of_layer.get(layer.name)
+        if source is None or source.length != layer.n_k:
+            return ()
+        if not layer.cross and (layer.n_q != layer.n_k or layer.name.rpartition(".")[0] in decoders):
+            return ()
+        own = source.own()
+        if source.together or len(own) == layer.batch:
+            return own
+        return tuple(replace(x, batch=None) for x in own) if len(own) == 1 else ()
+
+    def pictures(self) -> list[Any]:
+        """Return the pixels of the pictures that were read last."""
+        source = next(reversed(self.sources.values()), None)
+        if source is None:
+            return [] if self._picture is None else self._draw(self._picture, None)
+        source.drawn = source.drawn or source.draw()
+        return source.drawn
+
+    def why_not(self) -> str:
+        """Return why no layer has a grid, in words."""
+        source = next(reversed(self.sources.values()), None)
+        if source is None:
+            return "no module of it tells how its patches lie"
+        sizes = ", ".join(f"{rows} × {columns}" for rows, columns in source.sizes[:4])
+        return (
+            f"none of its attention calls reads the {sizes} patches of its picture in one sequence, as where windows "
+            "are shifted or only some patches are read"
+        )
+
+    def _in_text(self, ids: Array) -> tuple[PatchGrid, ...]:
+        token = next((x for name in IMAGE_TOKENS if isinstance(x := getattr(self.config, name, None), int)), None)
+        places = [(batch, np.flatnonzero(row == token)) for batch, row in enumerate(ids)]
+        if token is None or not any(len(at) for _, at in places):
+            return ()
+        return next((x for of in reversed(self.sources.values()) if (x := of.among(places))), ())
+
+    def _take(self, name: str, source: Source) -> None:
+        self.sources.pop(name, None)
+        self.sources[name] = source
+
+    def _convolved(self, name: str, module: Any, given: Any, output: torch.Tensor) -> None:
+        dimensions = len(module.kernel_size)
+        if not isinstance(given, torch.Tensor) or given.ndim != dimensions + 2:
+            return
+        first, read = self._chain or (name, given.detach())
+        self._chain = first, read
+        if read.shape[1] in (1, 3) or (self._picture is None and dimensions == 1):
+            self._picture = read
+        if max(module.stride) < 2:
+            return
+        rows, columns = (1, *output.shape[2:]) if dimensions == 1 else output.shape[2:]
+        shown, sound = self._picture, self._sound or dimensions == 1
+        source = Source(
+            [(int(rows), int(columns))] * len(output), lambda: self._draw(shown, sound), sound=sound,
+            seconds=self._seconds(shown) if sound else None, flipped=sound and dimensions == 2,
+        )  # fmt: skip
+        self._take(first, source if self._cut is None else _cut(source, *self._cut))
+
+    def _draw(self, read: torch.Tensor | None, sound: bool | None) -> list[Any]:
+        """Return the pixels of a batch of pictures, spectrograms or waveforms."""
+        if read is None:
+            return []
+        drawn: list[Any] = []
+        for x in (values(one.float()) for one in read):
+            if x.ndim == 2:
+                drawn.append(pictures.waveform(x[0]) if len(x) == 1 else pictures.spectrogram(x))
+            else:
+                drawn.append(pictures.spectrogram(x[0]) if sound else self._coloured(x))
+        return drawn
+
+    def _coloured(self, x: Array) -> Any:
+        mean, std = (getattr(self.image, name, None) for name in ("image_mean", "image_std"))
+        return pictures.coloured(x, mean, std) if isinstance(mean, list | tuple) else pictures.coloured(x)
+
+    def _seconds(self, read: torch.Tensor | None) -> float | None:
+        """Return the length of a sound, where the length of its frames is known."""
+        rate, hop = (getattr(self.frames, name, None) for name in ("sampling_rate", "hop_length"))
+        if read is None:
+            return None
+        if read.ndim == 3 and read.shape[1] == 1:  # samples
+            return read.shape[-1] / rate if rate else None
+        each = hop / rate if hop and rate else HOPS.get(getattr(self.config, "model_type", ""))
+        return None if each is None else read.shape[-1] * each
+
+    def _of_blocks(self, module: Any, given: dict[str, Any], sizes: torch.Tensor) -> Source:
+        """Return the pictures of a model that merges blocks of patches, as Qwen-VL does; of a video, its frames."""
+        merge, read = int(module.spatial_merge_size), next(x for x in given.values() if _floats(x)).detach()
+        frames = [(int(h), int(w)) for t, h, w in values(sizes).tolist() for _ in range(int(t))]
+        patch = int(getattr(module, "patch_size", None) or module.config.patch_size)
+
+        def draw() -> list[Any]:
+            made, start = [], 0
+            for rows, columns in frames:
+                x = values(read[start : start + rows * columns].float())
+                start += rows * columns
+                blocks = x.reshape(rows // merge, columns // merge, merge, merge, 3, -1, patch, patch)
+                of_one = blocks[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)  # the first of two moments in time
+                made.append(self._coloured(of_one.reshape(3, rows * patch, columns * patch)))
+            return made
+
+        return Source(frames, draw, together=True, block=merge)
+
+    def _of_rows(self, given: dict[str, Any], sizes: torch.Tensor) -> Source:
+        """Return the pictures of a model that is given patches in rows, padded at the end, such as SigLIP 2 NaFlex."""
+        read = next((x.detach() for x in given.values() if _floats(x) and x.ndim == 3), None)
+        shapes = [(int(h), int(w)) for h, w in values(sizes).tolist()]
+
+        def draw() -> list[Any]:
+            made: list[Any] = []
+            for (rows, columns), x in zip(shapes, values(read.float()) if read is not None else (), strict=True):
+                patch = round((x.shape[-1] / 3) ** 0.5)
+                x_of = x[: rows * columns].reshape(rows, columns, patch, patch, 3)
+                made.append(self._coloured(x_of.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)))
+            return made
+
+        return Source(shapes, draw, length=None if read is None else int(read.shape[1]))
+
+
+def _cut(source: Source, patch: int, sizes: Array) -> Source:
+    """Return pictures without their padding to one size, which follow each other in one sequence, as in Pixtral.
+
+    patch: the side of a patch. sizes: (height, width) of each picture.
+    """
+    shapes = [(int(height) // patch, int(width) // patch) for height, width in sizes]
+
+    def draw() -> list[Any]:
+        return [
+            x[: x.shape[0] * rows // most, : x.shape[1] * columns // wide]
+            for x, (rows, columns), (most, wide) in zip(source.draw(), shapes, source.sizes, strict=True)
+        ]
+
+    return Source(shapes, draw, together=True)
+
+
+def _floats(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _blocks(rows: int, columns: int, side: int) -> Array:
+    """Return the place of each patch, in row-major order, where square blocks of patches follow each other.
+
+    >>> _blocks(2, 4, 2)
+    array([0, 1, 4, 5, 2, 3, 6, 7])
+    """
+    order = np.arange(rows * columns).reshape(rows // side, columns // side, side, side)
+    return order.transpose(0, 2, 1, 3).reshape(-1)
