@@ -22,13 +22,13 @@ MOST_TOKENS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """An HTTP status, with JSON or an array of float16 or float32.
+    """An HTTP status, with JSON, an array of float16 or float32, or the bytes of a PNG file.
 
     exact: False for incomplete arrays, and for estimates from a sample.
     """
 
     status: int
-    content: dict[str, Any] | np.ndarray[Any, np.dtype[Any]]
+    content: dict[str, Any] | np.ndarray[Any, np.dtype[Any]] | bytes
     exact: bool = True
 
 

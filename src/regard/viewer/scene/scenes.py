@@ -14,6 +14,7 @@ from regard.core import rowsums
 from regard.core.parts import part_of
 from regard.core.problem import Problem
 from regard.engines import Engine, choose
+from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.heads import by_chance
 from regard.interpret.table import caution
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
@@ -181,7 +182,7 @@ class Scene:
     runner, run, settings: the model that runs here, what it keeps of this run, and the run's settings; the text can
     then be edited. part: the scene's place among those of its run. predicts: what the model expects at each query.
     following: likely next tokens with their probabilities. opening: what to show first, by default what `finding`
-    picks.
+    picks. grids: of pictures and sounds among the keys, and among the queries unless layers are cross-attention.
     """
 
     name: str
@@ -199,6 +200,11 @@ class Scene:
     predicts: "Predicts" = ""
     following: tuple[tuple[str, float], ...] = ()
     opening: Opening | None = None
+    grids: tuple[PatchGrid, ...] = ()
+
+    def grids_of(self, batch: int = 0) -> tuple[PatchGrid, ...]:
+        """Return the grids of a batch element; those of others are as many."""
+        return tuple(grid for grid in self.grids if grid.of_batch(batch))
 
     @property
     def batch(self) -> int:
@@ -237,7 +243,19 @@ class Scene:
             "predicts": self.predicts,
             "settings": self.settings,
             "following": [{"token": token, "probability": share} for token, share in self.following],
-        }
+        } | ({"grids": self._described_grids()} if self.grids else {})
+
+    def _described_grids(self) -> list[dict[str, Any]]:
+        side = "keys" if self.layers[0].cross else "both"
+        return [
+            {
+                "kind": grid.kind, "side": side, "rows": grid.rows, "columns": grid.columns,
+                "tokens": grid.tokens.tolist(), "picture": None if grid.picture is None else f"picture/{number}",
+                "width": 0 if grid.picture is None else grid.picture.shape[1],
+                "height": 0 if grid.picture is None else grid.picture.shape[0], "seconds": grid.seconds,
+            }
+            for number, grid in enumerate(self.grids_of())
+        ]  # fmt: skip
 
 
 class Head:

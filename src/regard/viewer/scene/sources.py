@@ -363,6 +363,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
                 key_tokens=seen.labels(numbers[0], "key") or (),
                 ids=None if ids is None else np.asarray(ids, np.int64),
                 note=f"{seen.model}; not kept: {', '.join(seen.dropped)}" if seen.dropped else seen.model,
+                grids=seen.layers[numbers[0]].grids,
             )
         )
     return tuple(scenes)

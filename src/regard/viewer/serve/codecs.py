@@ -21,19 +21,21 @@ def split_query(path: str) -> tuple[str, dict[str, str]]:
     return path, dict(part.partition("=")[::2] for part in query.split("&") if part)
 
 
-def kind(x: Array) -> str:
-    """Return the type of an answer's numbers, "f16" or "f32"."""
-    return f"f{8 * x.itemsize}"
+def kind(x: Array | bytes) -> str:
+    """Return the type of an answer's numbers, "f16" or "f32", or "bytes" of a file."""
+    return "bytes" if isinstance(x, bytes) else f"f{8 * x.itemsize}"
 
 
-def raw(x: Array) -> bytes:
-    """Return an array's numbers in order, with the least significant byte first."""
+def raw(x: Array | bytes) -> bytes:
+    """Return an array's numbers in order, with the least significant byte first, or a file as it is."""
+    if isinstance(x, bytes):
+        return x
     return np.ascontiguousarray(x).astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def base64(x: Array | bytes) -> str:
     """Return bytes, or the numbers of an array, as text."""
-    return b64encode(x if isinstance(x, bytes) else raw(x)).decode("ascii")
+    return b64encode(raw(x)).decode("ascii")
 
 
 def rounded(x: Any) -> Any:

@@ -133,6 +133,8 @@ class Contents:
         for axis, tokens in (("query", self.scene.query_tokens), ("key", self.scene.key_tokens)):
             for start in range(0, max(len(tokens), 1), MOST_TOKENS):
                 paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
+        pictures = enumerate(grid.picture is not None for grid in self.scene.grids_of())
+        paths += [f"{name}/picture/{number}" for number, known in pictures if known]
         for number, saved in enumerate(self.layers):
             tiles, p = saved.tiles, saved.layer.problem
             paths.append(f"{name}/claims/{number}")

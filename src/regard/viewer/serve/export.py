@@ -107,7 +107,7 @@ def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
 def _plain(path: str, answer: Answer) -> dict[str, Any]:
     """Return an answer as JSON."""
     if answer.status != 200:
-        raise RuntimeError(f"{path}: {answer.content}")
+        raise RuntimeError(f"{path}: {answer.content!r}")
     if not isinstance(answer.content, dict):
         return {kind(answer.content): base64(answer.content)}
     return rounded(answer.content) if DRAWN.search(path) else answer.content

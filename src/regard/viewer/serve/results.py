@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from regard.core.parts import part_of
+from regard.engines import choose
 from regard.interpret.heads import HeadStatistics
 from regard.runtime.forks import renewed
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Question, Refused
 from regard.viewer.data.scores import layer_scores
 from regard.viewer.scene.running import Expected, HeadLosses, Heads, Replacement
-from regard.viewer.scene.scenes import Array, Head
+from regard.viewer.scene.scenes import SMALL, Array, Head
 from regard.viewer.serve.registry import Registry
 from regard.viewer.serve.store import Grower, Store, Worker
 
@@ -80,6 +82,20 @@ class Results:
             key = (*at.key, "lse", rows.start, rows.stop)
             self.workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
         return head
+
+    def weights(self, at: Question, rows: range, cols: range) -> Array:
+        """Return the weights (heads, rows, cols) of all heads of a layer, 0 where a pair is hidden.
+
+        Raises `Unfinished` while a long pass for their lse runs.
+        """
+        of = at.of
+        if of.lse is None:
+            heads = [self.ready(replace(at, head=head), rows) for head in range(of.heads)]
+            return np.stack([head.weights(rows, cols) for head in heads])
+        part = part_of(of.problem, at.b, None)
+        engine = choose(part, "tiled" if of.problem.n_q * of.problem.n_k <= SMALL else None)
+        weights: Array = engine.weights(part, np.ascontiguousarray(of.lse[at.b]), rows, cols)
+        return weights
 
     def cached(
         self,

@@ -160,7 +160,8 @@ def _response(answer: Answer) -> Response:
     if isinstance(answer.content, dict):
         return JSONResponse(answer.content, status_code=answer.status)
     headers = {"X-Regard-Exact": "1" if answer.exact else "0", "X-Regard-Type": kind(answer.content)}
-    return Response(raw(answer.content), media_type="application/octet-stream", headers=headers)
+    media = "image/png" if isinstance(answer.content, bytes) else "application/octet-stream"
+    return Response(raw(answer.content), media_type=media, headers=headers)
 
 
 class Server(uvicorn.Server):

@@ -7,18 +7,32 @@ from typing import Any
 import numpy as np
 
 from regard.engines import choose
+from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.heads import HeadStatistics
 from regard.version import __version__
-from regard.viewer.data import ablation, dots, finding, matrices, paths, profiles, pyramid, scores, sentences, stages
+from regard.viewer.data import (
+    ablation,
+    dots,
+    finding,
+    heats,
+    matrices,
+    paths,
+    profiles,
+    pyramid,
+    scores,
+    sentences,
+    stages,
+)
 from regard.viewer.data.questions import MOST_TOKENS, Answer, Question, Refused, integer, span, within
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
 from regard.viewer.scene.running import Expected, Replacement, Runner
-from regard.viewer.scene.scenes import Head, Unknown
+from regard.viewer.scene.scenes import Array, Head, Unknown
 from regard.viewer.serve import kernels
 from regard.viewer.serve.registry import Run
 from regard.viewer.serve.results import Results
 from regard.viewer.serve.store import Unfinished
+from regard.viewer.show.drawing import png
 
 MOST_SENT = 2 * 2**20
 """Bytes of queries and keys of a head that a page may ask for."""
@@ -216,6 +230,70 @@ def column(results: Results, at: Question, j: int) -> Answer:
     """Answer the weights on a key."""
     rows, cols = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
     return Answer(200, results.ready(at, rows).seen(rows, cols)[:, 0])
+
+
+def picture(results: Results, at: Question, picture: int) -> Answer:
+    """Answer the picture of a grid as a PNG file."""
+    grids = at.scene.grids_of(at.b)
+    pixels = grids[within(picture, len(grids), "picture")].picture
+    if pixels is None:
+        raise Refused(404, f"picture {picture} is not known: the grid has none")
+
+    def compute(progress: Callable[[float], object]) -> bytes:
+        return png(np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)]))
+
+    return Answer(200, results.cached("maps", (at.name, at.b, "picture", picture), compute, len))
+
+
+def _grid(at: Question) -> PatchGrid:
+    """Return the grid that a request names."""
+    grids = at.scene.grids_of(at.b)
+    if not grids:
+        raise Refused(422, "no token of this scene is known as a patch of a picture")
+    return grids[integer(at.query, "grid", 0, 0, len(grids) - 1)]
+
+
+def heat(results: Results, at: Question) -> Answer:
+    """Answer the weights of a token on the patches of a grid, or of the patches on it, in every head.
+
+    They are JSON, or with numbers=f16 half floats in the order of layers, heads and patches.
+    """
+    grid, side, form = _grid(at), at.query.get("side", "row"), at.query.get("numbers", "json")
+    if side not in ("row", "column"):
+        raise Refused(422, f"side must be row or column, got {brief(side)}")
+    if form not in ("json", "f16"):
+        raise Refused(422, f"numbers must be json or f16, got {brief(form)}")
+    p = at.of.problem
+    if side == "column" and at.of.cross:
+        raise Refused(422, "the patches are keys alone: none of them is a query, so side must be row")
+    token = integer(at.query, "token", 0, 0, (p.n_q if side == "row" else p.n_k) - 1)
+    if form == "json" and sum(of.heads for of in at.scene.layers) * len(grid.tokens) > MOST_VALUES:
+        raise Refused(422, f"more than {MOST_VALUES} weights are sent with numbers=f16 alone")
+    rows, cols = range(p.n_q), range(p.n_k)
+    rows, cols = (range(token, token + 1), cols) if side == "row" else (rows, range(token, token + 1))
+    layers = [
+        heats.laid(grid, results.weights(replace(at, layer=layer), rows, cols)) for layer in range(len(at.scene.layers))
+    ]
+    if form == "f16":
+        return Answer(200, np.concatenate([layer.astype(np.float16) for layer in layers]))
+    return Answer(200, {"layers": [heats.plain(layer) for layer in layers]})
+
+
+def rollout(results: Results, at: Question) -> Answer:
+    """Answer the shares of the patches of a grid in a token of the last layer, by attention rollout."""
+    grid = _grid(at)
+    if reason := heats.unrolled(at.scene):
+        raise Refused(422, reason)
+    token = integer(at.query, "token", 0, 0, at.of.problem.n_q - 1)
+
+    def weights(layer: int, rows: range) -> Array:
+        return results.weights(replace(at, layer=layer), rows, range(at.of.problem.n_k))
+
+    def compute(progress: Callable[[float], object]) -> Array:
+        return heats.rollout(at.scene, token, weights, progress)
+
+    shares = results.cached("scores", (at.name, at.b, "rollout", token), compute, lambda x: x.nbytes)
+    return Answer(200, {"weights": heats.plain(heats.laid(grid, shares))})
 
 
 def sinks(results: Results, at: Question) -> Answer:
