@@ -18,6 +18,7 @@ from regard.ops import planning, stepping
 from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
+from regard.torch import spreading
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
@@ -27,8 +28,9 @@ from regard.torch.graph import traced
 from regard.torch.graph.operators import HOST, execute, new_seed
 from regard.torch.graph.texts import rule_in_graph
 from regard.torch.graph.traced import construct
-from regard.torch.modes import fake, jit_state, symbolic, tracing, transformed
+from regard.torch.modes import fake, in_backward, jit_state, symbolic, tracing, transformed
 from regard.torch.rules import bind, constant, flags, module_table, table
+from regard.warning import warn_once
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
@@ -145,11 +147,15 @@ def attention(
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     if torch.compiler.is_compiling():
+        if spreading.active:
+            return outside_of_graphs(query, key, value, return_weights, observe, engine, options)
         return traced.attention(query, key, value, return_weights, observe, engine, options)
     watch = _watching.get()
     if watch is not None:
         with watched(None):
             return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
+    if spreading.left and in_backward():
+        warn_once(spreading.AGAIN)
     if not (return_weights or observe or engine is not None):
         known = cached(query, key, value, options)
         if known is not None:
@@ -168,6 +174,14 @@ def attention(
     if arguments.observe:
         results.append(seen_of(arguments.observe, found))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+@torch.compiler.disable(reason="context_parallel sends keys between the processes, which no graph holds")
+def outside_of_graphs(
+    query: Any, key: Any, value: Any, return_weights: bool, observe: Any, engine: str | None, options: Any
+) -> Any:  # fmt: skip
+    """Compute `attention` where a graph that is being compiled breaks."""
+    return attention(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
 
 
 def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -206,6 +220,8 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 
     `watch` has the arguments of `attention`. Calls that it makes itself are not redirected.
     """
+    if watch is not None:
+        spreading.refuse("a recorder of attention", "record one process")
     token = _watching.set(watch)
     try:
         yield
@@ -252,6 +268,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
     On a device it is computed there.
     """
+    spreading.refuse("regard.weights", "give it whole tensors outside")
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
@@ -260,6 +277,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """`regard.steps` on copies of tensors, since its NumPy arrays outlive the call."""
+    spreading.refuse("regard.steps", "give it whole tensors outside")
     given = {"query": query, "key": key, "value": value} | options
     copies = {name: x.detach().clone() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     return stepping.steps(**in_numpy(copies))

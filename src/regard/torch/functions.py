@@ -12,6 +12,7 @@ import torch
 from regard.arguments.frameworks import Namespace
 from regard.core.tensors import NUMPY
 from regard.ops import linear, merging, metric, multihead, retrieval
+from regard.torch import spreading
 from regard.torch.arrays import autocast, autocasting, checked, hollow
 from regard.torch.modes import example, sizes
 
@@ -45,12 +46,14 @@ def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **opti
 @torch.compiler.allow_in_graph
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
+    spreading.refuse("regard.linear_attention", "give it whole tensors outside")
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
 @torch.compiler.allow_in_graph
 def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
     """Compute `regard.hopfield` on tensors."""
+    spreading.refuse("regard.hopfield", "give it whole patterns outside")
     return retrieval.retrieved(SPACE, state, patterns, beta, steps)
 
 

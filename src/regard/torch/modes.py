@@ -50,6 +50,9 @@ outside_of_graphs: Any = torch._disable_dynamo
 transforms_active = torch._C._are_functorch_transforms_active
 _is_transform_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
 
+# True of a tensor that vmap made. Without it several processes would not tell it from one with a derivative.
+_is_batched = torch._C._functorch.is_batchedtensor
+
 # Inside, an autograd function may be applied to the tensors of one level of a transform, as the kernel of an operation
 # is. Without it PyTorch fails an assertion.
 at_one_level = torch._functorch.utils.enable_single_level_autograd_function
@@ -200,6 +203,11 @@ def fake(x: torch.Tensor) -> bool:
 def wrapped(x: torch.Tensor) -> bool:
     """Return True if `x` is a wrapper of a transform."""
     return bool(_is_transform_wrapper(x))
+
+
+def batched(x: torch.Tensor) -> bool:
+    """Return True if `x` is an example of a batch, inside of vmap."""
+    return bool(_is_batched(x))
 
 
 def symbolic(*tensors: torch.Tensor) -> bool:

@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,15 +30,25 @@ from regard.parallel.sight import TILE, Sight, sight_of
 from regard.rules import Program as RuleProgram
 from regard.rules.masks import foreign
 from regard.runtime.bounded import insert
-from regard.torch.adapter import watched
+from regard.torch.adapter import watched, watching
 from regard.torch.arrays import hollow
 from regard.torch.calls import seen_of
+from regard.torch.dropins.distributed import held
+from regard.torch.graph.operators import new_seed
+from regard.torch.modes import batched
+from regard.torch.spreading import entered
 from regard.version import __version__
+from regard.warning import warn_once
 
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 OBSERVED = (LSE, ENTROPY)
 SIGHTS = 64  # rules and shapes whose tiles are cached
 WHOLE = "regard.attention inside of context_parallel"
+UNREACHED = (
+    "no attention was computed inside of context_parallel: what computes it in another way than regard.attention, "
+    "F.scaled_dot_product_attention and flex_attention sees the positions of one process alone"
+)
 
 
 @contextmanager
@@ -77,9 +88,13 @@ def context_parallel(
         group = mesh.get_group()
     else:
         raise TypeError(f'mesh must be a DeviceMesh of one dimension, such as mesh["cp"], got {checks.shown(mesh)}')
+    if watching():
+        raise ValueError("context_parallel cannot be inside of another one, or of regard.capture")
     cp = ContextParallel(group, {"causal": causal, "mask": mask}, deal)
-    with watched(cp.attention):
+    with watched(cp.attention), entered(cp), held():
         yield cp
+    if cp.length is not None and not cp.calls:
+        warn_once(UNREACHED)
 
 
 @dataclass(eq=False)
@@ -94,6 +109,7 @@ class ContextParallel:
     named: str | None
     length: int | None = None
     received: int = 0
+    calls: int = 0
     choices: dict[int, DealChoice] = field(default_factory=dict)
     sights: dict[Any, Sight] = field(default_factory=dict)
 
@@ -134,17 +150,24 @@ class ContextParallel:
 
         The gradient of a rank's rows is the sum of those that all ranks have for them, in the order of ranks.
         """
+        rows_last = self.agreed(partial(self.rows_last, x, dim), lambda y: {"unshard": y.shape[:-1], "dtype": y.dtype})
+        whole: torch.Tensor = Unshard.apply(self, rows_last).movedim(-1, dim)
+        return whole
+
+    def rows_last(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Check this rank's part of a whole, and return it with its rows as the last dimension."""
         expected = self.deal.size(self.rank)
         if x.shape[dim] != expected:
             raise ValueError(f"x must have this rank's {expected} rows along dim {dim}, got shape {tuple(x.shape)}")
-        found: torch.Tensor = Unshard.apply(self, x.movedim(dim, -1)).movedim(-1, dim)
-        return found
+        return x.movedim(dim, -1)
 
     def attention(
         self, query: Any, key: Any, value: Any, *, return_weights: bool, observe: Any, engine: Any, **options: Any
     ) -> Any:
         """Compute `regard.attention` of this rank's rows."""
-        call = self.agreed(lambda: self.call(query, key, value, return_weights, observe, engine, options))
+        prepare = partial(self.call, query, key, value, return_weights, observe, engine, options)
+        call = self.agreed(prepare, lambda x: x.header)
+        self.calls += 1
         out, *rest = ParallelAttention.apply(call, *call.operands)
         results = [out.transpose(-2, -3) if call.positions_first else out]
         if call.observe:
@@ -158,6 +181,10 @@ class ContextParallel:
             raise ValueError(f'{WHOLE} observes "lse" and "entropy" alone')
         if any(x is not None and x.requires_grad for x in options.values() if isinstance(x, torch.Tensor)):
             raise ValueError(f"{WHOLE} has gradients of query, key and value alone: detach its other tensors")
+        if any(batched(x) for x in (query, key, value) if isinstance(x, torch.Tensor)):
+            raise ValueError(f"{WHOLE} cannot be in vmap: give the batch as leading dimensions")
+        if options.get("dropout") and options.get("seed") is None:
+            options["seed"] = new_seed()
         options = {name: array(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         if any(foreign(x.node) for name in ("mask", "score") if hasattr(x := options.get(name), "node")):
             raise ValueError(f"{WHOLE} needs rules of NumPy arrays, got one that reads tensors")
@@ -175,15 +202,15 @@ class ContextParallel:
         p = problem_from(*whole, **options, observe=[ENTROPY] if ENTROPY in asked else [])
         return Call(self, p, choose(p, engine), operands, asked, first)
 
-    def agreed(self, prepare: Callable[[], Call]) -> Call:
-        """Prepare a call, and raise on all ranks unless all prepared the same."""
+    def agreed(self, prepare: Callable[[], T], header: Callable[[T], Mapping[str, Any]]) -> T:
+        """Return what this rank prepares; raise on all ranks unless all have one header."""
         try:
-            call = prepare()
+            prepared = prepare()
         except Exception as error:
             self.compare({"error": f"{type(error).__name__}: {error}"}, error)
             raise
-        self.compare(call.header)
-        return call
+        self.compare(header(prepared))
+        return prepared
 
     def compare(self, header: Mapping[str, Any], error: Exception | None = None) -> None:
         """Raise ValueError if the headers of ranks differ.
@@ -285,15 +312,16 @@ class ParallelAttention(torch.autograd.Function):
         found = call.cp.run(rank.forward(any(ctx.needs_input_grad) and call.whole.dtype != call.whole.compute))
         ctx.call, ctx.low = call, found.low
         results = tuple(tensor(x) for x in (found.out, found.lse, found.entropy) if x is not None)
-        ctx.save_for_backward(*operands, *results)
+        # One of another process alone has no mark: so checkpoints, computed again outside, are refused by PyTorch.
+        ctx.save_for_backward(torch.empty(0), *operands, *results)
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *ct: torch.Tensor | None) -> Any:
-        call, (*operands, out, lse) = ctx.call, ctx.saved_tensors[:5]
-        entropy = ctx.saved_tensors[5] if len(ctx.saved_tensors) > 5 else None
+        call, (_, *saved) = ctx.call, ctx.saved_tensors  # once: gradient checkpoints refuse a second look
+        (*operands, out, lse), entropy = saved[:5], saved[5] if len(saved) > 5 else None
         call.cp.compare({"cotangents": [x is not None for x in ct], "shape": call.whole.query.shape})
         known = Outputs(array(out), array(lse), None if entropy is None else array(entropy), ctx.low)
         names = ("out", "lse", "entropy")

@@ -13,6 +13,7 @@ from regard.ops.attention import attention
 from regard.rules import Mask, Traced, as_mask, as_score, causal, documents, table, type_name
 from regard.rules.expression import make, substitute
 from regard.torch.arrays import checked, concrete, values
+from regard.torch.spreading import refuse
 
 I = Traced(make("i", "int"))
 
@@ -129,6 +130,7 @@ def _with_holes(packed: torch.Tensor, x: Any) -> torch.Tensor:
 
 def ends_of(name: str, x: Any, total: int) -> tuple[int, ...]:
     """Read and check cumulative lengths: (sequences + 1,) integers from 0 to `total`."""
+    refuse("attention of packed sequences", "give regard.attention mask=regard.documents(ids) of all positions")
     x = checked(name, x)
     if not concrete(x):
         raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard.torch import kernels
 from regard.torch.calls import DEFAULTS, TensorCall
+from regard.torch.graph.operators import COMPILE, GRAPH
+from regard.torch.spreading import refuse
 
 
 def forward(
@@ -19,6 +21,7 @@ def forward(
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute `aten::_scaled_dot_product_flash_attention_for_cpu`: out and lse."""
+    refuse(GRAPH, COMPILE)
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
     out, lse = kernels.attention(call, transposed(query), transposed(key), transposed(value), *more)
     lse = lse.masked_fill_(lse == -torch.inf, 0)

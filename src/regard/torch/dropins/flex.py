@@ -21,6 +21,7 @@ from regard.ops.attention import attention
 from regard.rules import EVERYTHING, NOTHING, Mask, Ranges, blocks, classify, mask, reads
 from regard.torch.arrays import values
 from regard.torch.dropins.packages import Attribute, Shared, with_attributes
+from regard.torch.spreading import whole
 
 MOST_BLOCKS = 2**20  # of a BlockMask whose tables are compared with its function
 UNBOUNDED = 2**30  # the block size of the mask that PyTorch makes where it is given none
@@ -141,12 +142,17 @@ def _check_mask(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -
         raise RuntimeError(
             f"query and block_mask must be on one device, got {query.device} and {block_mask.kv_num_blocks.device}"
         )
-    lengths, covered = (query.size(-2), key.size(-2)), tuple(block_mask.seq_lengths)
+    lengths, covered = lengths_of(query, key), tuple(block_mask.seq_lengths)
     if not _everything(block_mask) and lengths != covered:
         raise ValueError(
             f"block_mask was made for {covered[0]} queries and {covered[1]} keys, got {lengths[0]} and {lengths[1]}: "
             "make another with create_block_mask"
         )
+
+
+def lengths_of(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Return the positions of query and key, over all processes inside of `context_parallel`."""
+    return whole(query.size(-2)), whole(key.size(-2))
 
 
 def _everything(block_mask: BlockMask) -> bool:
@@ -210,7 +216,7 @@ def _follows(
     """
     if rule.foreign or partial.size > MOST_BLOCKS:
         return False
-    read, lengths = reads(rule.node), (query.size(0), query.size(1), query.size(2), key.size(2))
+    read, lengths = reads(rule.node), (query.size(0), query.size(1), *lengths_of(query, key))
 
     def ranges(axis: int) -> Any:
         n, length = partial.shape[axis], lengths[axis]
@@ -222,7 +228,7 @@ def _follows(
 
     dtype = np.float64 if query.dtype is torch.float64 else np.float32
     b, h, i, j = map(ranges, range(4))
-    kinds = classify(rule.node, None, Ranges(b=b, h=h, i=i, j=j, keys=key.size(2), dtype=dtype))
+    kinds = classify(rule.node, None, Ranges(b=b, h=h, i=i, j=j, keys=lengths[3], dtype=dtype))
     every = np.False_ if full is None else full
     return bool(np.all(partial | every | (kinds == NOTHING)) and np.all(~every | (kinds == EVERYTHING)))
 

@@ -12,6 +12,7 @@ from regard.arguments.values import type_name
 from regard.ops.attention import attention
 from regard.torch.dropins.natten_grid import grid_of, mask_of
 from regard.torch.dropins.packages import Attribute, Package
+from regard.torch.spreading import refuse
 
 VERSION = "0.21.7"
 BACKENDS = ("cutlass-fna", "hopper-fna", "blackwell-fna", "flex-fna")
@@ -72,6 +73,7 @@ def neighborhood_attention_generic(
     >>> na2d(q, k, v, kernel_size=7).shape
     torch.Size([1, 14, 14, 4, 32])
     """
+    refuse("NATTEN's attention", "give regard.attention a mask of all positions, such as regard.neighborhood")
     _check_tensors(query, key, value)
     _check_additional(key, value, additional_keys, additional_values)
     if backend is not None and backend not in BACKENDS:

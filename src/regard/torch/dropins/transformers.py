@@ -22,6 +22,7 @@ from regard.torch.adapter import heads_first
 from regard.torch.graph.texts import named, text_of
 from regard.torch.graph.traced import GraphRule, in_graph
 from regard.torch.padding import real_keys
+from regard.torch.spreading import spread, whole
 
 NAME = "regard"
 TESTED = (5, 20), (5, 24)
@@ -356,7 +357,8 @@ def mask(
     )
 
     function = causal_mask_function if mask_function is None else mask_function
-    shape = (batch_size, 1, q_length, kv_length)
+    shape = (batch_size, 1, q_length, kv_length if spread() is None else q_length)
+    kv_length = whole(kv_length)
     make = partial(
         sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
         kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False,
@@ -485,7 +487,7 @@ def attention(
                 call_options |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and n_q > 1:
+        if causal and whole(n_q) > 1:
             call_options |= {"causal": True, "offset": 0}
     elif attention_mask.is_floating_point():
         call_options["bias"] = attention_mask if position_bias is None else position_bias + attention_mask

@@ -33,9 +33,11 @@ from regard.torch.modes import (
     with_forward_mode,
     wrapped,
 )
+from regard.torch.spreading import refuse
 
 Results = list[torch.Tensor]
 Given = Sequence[torch.Tensor | None]
+GRAPH, COMPILE = "a graph with attention", "compile it anew inside, and export or script it outside"
 HOST = ("offset", "seed")  # numbers that checks and plans read on the host
 
 library = torch.library.Library("regard", "DEF")
@@ -186,6 +188,8 @@ FLOPS = {
 
 def compute(name: str, given: list[Any], text: str) -> Results:
     """Compute the results of an operation on tensors of one device."""
+    if name == "attention":
+        refuse(GRAPH, COMPILE)
     call = call_of(text)
     together({n: x for n, x in zip(call.inputs, given, strict=False) if n not in HOST})
     return [x.contiguous() for x in completed(name, KERNELS[name](call, *given), given, text)]

@@ -9,6 +9,7 @@ from torch import nn
 
 from regard.positions import Scaling, alibi_slopes, rope_frequencies
 from regard.rules import Score, alibi, relative, table
+from regard.torch import spreading
 
 
 def rotate(
@@ -56,9 +57,16 @@ class Rope(nn.Module):
         self.frequencies = frequencies.tolist()  # no buffer: it would follow the dtype of the module
 
     def forward(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """Rotate `x` (..., n, h, d) by the positions first, first + 1, ... of its rows."""
+        """Rotate `x` (..., n, h, d) by the positions first, first + 1, ... of its rows.
+
+        Inside of `context_parallel` they are those of the process.
+        """
         wide = torch.promote_types(x.dtype, torch.float32)
-        positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
+        own = spreading.positions(first, x.shape[-3]) if spreading.active else None
+        if own is None:
+            positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
+        else:
+            positions = torch.as_tensor(own, dtype=torch.float64, device=x.device)
         angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
         cos, sin = ((f(angles) * self.factor).to(wide) for f in (torch.cos, torch.sin))
         return rotate(x, cos, sin, self.pairing)

@@ -1,0 +1,72 @@
+"""Models inside of `context_parallel`: each way to attention has the bits of one process, or one clear error."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="built without torch.distributed")
+
+ALONE = "inside of context_parallel would see the positions of one process alone"
+ERRORS = {
+    "sdpa, mask of a rank": "RuntimeError: mask must align right to (..., h, n_q, n_k) = (1, 2, 300, 300), got shape",
+    "flex_attention, mask of a rank": "ValueError: block_mask was made for ",
+    "nn.MultiheadAttention": "ValueError: nn.MultiheadAttention inside of context_parallel has no weights",
+    "MultiHeadAttention, cache": "ValueError: query must be (..., heads, ",
+    "varlen_attention": f"ValueError: attention of packed sequences {ALONE}: give regard.attention mask=",
+    "rope, cache": "ValueError: a rank of context_parallel has ",
+    "capture": f"ValueError: a recorder of attention {ALONE}: record one process",
+    "weights": f"ValueError: regard.weights {ALONE}: give it whole tensors outside",
+    "steps": f"ValueError: regard.steps {ALONE}: give it whole tensors outside",
+    "linear_attention": f"ValueError: regard.linear_attention {ALONE}: give it whole tensors outside",
+    "hopfield": f"ValueError: regard.hopfield {ALONE}: give it whole patterns outside",
+    "natten": f"ValueError: NATTEN's attention {ALONE}: give regard.attention a mask of all positions",
+    "vmap": "ValueError: regard.attention inside of context_parallel cannot be in vmap: give the batch as leading dim",
+    "keys of another length": "ValueError: key must be (..., heads, ",
+    "a decode step": "ValueError: query must be (..., heads, ",
+    "graph, regard.attention": f"ValueError: a graph with attention {ALONE}: compile it anew inside",
+    "graph, sdpa": f"ValueError: a graph with attention {ALONE}: compile it anew inside",
+    "checkpoint, late": "CheckpointError: torch.utils.checkpoint: A different number of tensors was saved",
+    "checkpoint, warning": "attention is computed again in a backward outside of context_parallel",
+    "warning": "no attention was computed inside of context_parallel",
+    "eager": "ValueError: attn_implementation inside of context_parallel must be one of ",
+    "mask of a rank": "ValueError: attention_mask must be that of the whole, (batch, 420), got (1, ",
+}
+"""What each way begins with that has not the bits of one process."""
+OTHERWISE = {"reentrant checkpoint, late": "differs", "reentrant checkpoint, warning": ""}
+"""PyTorch computes these again outside and compares nothing: the warning above is all there is."""
+
+
+def run(ranks: int, path: Path, *checks: str) -> list[dict[str, str]]:
+    script = str(Path(__file__).with_name("parallel_model_ranks.py"))
+    command = [sys.executable, "-W", "ignore", script, str(ranks), str(path), *checks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(Path(f"{path}.{rank}").read_text()) for rank in range(ranks)]
+
+
+TRANSFORMERS = ("training",) if importlib.util.find_spec("transformers") else ()
+"""A Llama trained for 20 steps, with the bits of one process that adds gradients in the order of ranks."""
+
+
+def check(results: dict[str, str]) -> None:
+    left_out = results.pop("positions left out", "give cp.shard(torch.arange(420)[None], 1)")
+    assert "give cp.shard(torch.arange(420)[None], 1)" in left_out
+    for name, result in results.items():
+        assert result.startswith(ERRORS.get(name, OTHERWISE.get(name, "same"))), (name, result)
+
+
+def test_all_ways_to_attention(tmp_path: Path) -> None:
+    for results in run(2, tmp_path / "meeting", "ways", "graphs", "checkpoints", "warned", *TRANSFORMERS):
+        assert results.keys() >= (ERRORS.keys() | OTHERWISE.keys()) - {"eager", "mask of a rank"}
+        check(results)
+
+
+def test_a_model_on_four_processes(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for results in run(4, tmp_path / "meeting", *TRANSFORMERS):
+        check(results)
