@@ -68,6 +68,10 @@ ROW_STEP, KEY_STEP = 768, 1024
 """Rows and keys at multiples of which a `CallPart` may begin: whole query blocks and key splits of every engine."""
 
 
+Carried = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""The shapes and dtypes of the sums that go on from a `CallPart`, by name."""
+
+
 @dataclass(frozen=True, eq=False)
 class CallPart:
     """The place of a call in a whole one, of which it has some rows and some keys.

@@ -14,8 +14,8 @@ from regard.core.options import RULES
 from regard.core.problem import Problem, compute_dtype
 from regard.core.statistics import Profile, Seen, Statistic, Top, asked_for, of_engine
 from regard.engines import engines
-from regard.jax import primitives
-from regard.jax.binding import bind
+from regard.jax import primitives  # noqa: F401  # registers what `bind` binds
+from regard.jax.binding import bind, varying_alike
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
 from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
@@ -139,7 +139,7 @@ def results(
     p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool
 ) -> tuple[list[Any], dict[Statistic, Any]]:
     """Return the output, maybe the weights, and an engine's statistics."""
-    operands = primitives.varying_alike(operands)
+    operands = varying_alike(operands)
     found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
         found = [x[0] for x in found]

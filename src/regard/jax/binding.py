@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Primitive
 
+import jax
+from regard.jax.private import manual_axes
 from regard.jax.task import PrimitiveTask
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
@@ -15,3 +18,15 @@ def bind(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
     """Bind the primitive of a task to operands, and return its results."""
     found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
     return found
+
+
+def varying_alike(operands: list[Any]) -> list[Any]:
+    """Make operands vary over the same mesh axes, as `shard_map` demands."""
+    each = [frozenset() if type(x) is np.ndarray else manual_axes(jax.typeof(x)).varying for x in operands]
+    every = frozenset().union(*each)
+    if not every:
+        return operands
+    return [
+        x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
+        for x, mine in zip(operands, each, strict=True)
+    ]

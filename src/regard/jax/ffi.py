@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import jax
+from regard.jax import parts
 from regard.jax.task import PrimitiveTask, Shape, named, prepared_call, run
 from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
@@ -126,6 +127,8 @@ class Prepared:
             self.fast = prepared_call(self.task, views(self.operands, operands))
         if self.fast is not None:
             self.fast((*results, *operands))
+        elif self.task.step is not None:
+            parts.run(self.task, views(self.operands, operands), views(self.results, results))
         else:
             run(self.task, views(self.operands, operands), views(self.results, results))
 

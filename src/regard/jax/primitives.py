@@ -38,18 +38,6 @@ Values = Sequence[Any]
 Operands = dict[str, tuple[Any, Axes]]  # values by name, with their axes of `vmap`
 
 
-def varying_alike(operands: list[Any]) -> list[Any]:
-    """Make operands vary over the same mesh axes, as `shard_map` demands."""
-    each = [frozenset() if type(x) is np.ndarray else manual_axes(jax.typeof(x)).varying for x in operands]
-    every = frozenset().union(*each)
-    if not every:
-        return operands
-    return [
-        x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
-        for x, mine in zip(operands, each, strict=True)
-    ]
-
-
 def task_of(kind: str, call: StaticCall, operands: Operands, **more: Any) -> tuple[PrimitiveTask, list[Any]]:
     """Return a task over operands, and their values."""
     axes = tuple(axes for _, axes in operands.values())

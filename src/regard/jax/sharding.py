@@ -1,8 +1,9 @@
-"""Calls on sharded arrays: each device computes its batch elements and heads.
+"""Calls on sharded arrays: each device computes its batch elements, heads and positions.
 
 Elements of a `vmap`, the first leading dimension and heads are independent, so each may be sharded over axes of a mesh.
 A device's shard is a call with an `origin`, so rules, tables and dropout are those of the whole. Gradients of shared
-arrays are summed. Arrays sharded along other dimensions are gathered first.
+arrays are summed. The sequence may be sharded in forward and backward; `spreading` says how. Arrays sharded along other
+dimensions are gathered first.
 """
 
 import math
@@ -20,19 +21,23 @@ from jax.sharding import PartitionSpec as P
 import jax
 from regard.core.statistics import GroupReceived
 from regard.jax.binding import bind
+from regard.jax.spreading import Ranks, computed, refusal, sequence_dim
 from regard.jax.task import MATRICES, Axes, PrimitiveTask, Shape, transposed, without
 from regard.jax.xla.values import promotion
 
 MeshAxes = dict[str, tuple[str, ...]]
 Factors = tuple[str | None, ...]
-BATCH, HEAD = "b", "h"
+BATCH, HEAD, SEQUENCE = "b", "h", "s"
 TRAILING = dict.fromkeys((*MATRICES, "bias", "weights"), 3) | {"lse": 2, "entropy": 2, "offset": 0}
 
 
 class ShardedAxes:
-    """The axes of a call that may be sharded, and the dimensions of arrays along them."""
+    """The axes of a call that may be sharded, and the dimensions of arrays along them.
 
-    def __init__(self, task: PrimitiveTask, shapes: Sequence[Shape]):
+    typed: types are asked for, in which the sequence is an axis of tasks that gather it, too.
+    """
+
+    def __init__(self, task: PrimitiveTask, shapes: Sequence[Shape], typed: bool = False):
         self.task, self.shapes = task, task.named(shapes)
         self.swap = task.call.layout == "bnhd"
         q, k, v = (transposed(self.plain(name), self.swap) for name in ("query", "key", "value"))
@@ -41,6 +46,9 @@ class ShardedAxes:
         self.sizes = {f"v{n}": size for n, size in enumerate(task.sizes)}
         self.sizes |= {BATCH: self.lead[0] if self.lead else 1}
         self.sizes |= {HEAD: self.heads if self.kv_heads == 1 else self.kv_heads}  # groups stay together
+        self.rows, self.keys = q[-2], k[-2]
+        self.sizes |= {SEQUENCE: math.gcd(self.rows, self.keys)}
+        self.spreads = (typed or refusal(task) is None) and self.rows > 0 < self.keys
 
     def plain(self, name: str) -> Shape:
         """Return the shape of an operand without the axes of `vmap`."""
@@ -76,6 +84,9 @@ class ShardedAxes:
         head = len(shape) - trailing + (1 if self.swap and name in MATRICES else 0)
         if trailing and head >= 0 and shape[head] in (self.heads, self.kv_heads) and shape[head] > 1:
             found[head] = HEAD
+        sequence = sequence_dim(self.task, name, len(shape)) if self.spreads else None
+        if sequence is not None:
+            found[sequence] = SEQUENCE
         return tuple(found)
 
     def mesh_axes(self, mesh: Any, given: Iterable[tuple[Factors, Any]]) -> MeshAxes:
@@ -107,6 +118,10 @@ class ShardedAxes:
             sizes=tuple(size // counts.get(f"v{n}", 1) for n, size in enumerate(task.sizes)),
         )
 
+        axes, ranks = mesh_axes.get(SEQUENCE, ()), None
+        if axes:
+            ranks = Ranks.of(task, list(self.shapes.values()), axes, counts[SEQUENCE])
+
         @shard_alone()
         def compute(*operands: Any) -> list[Any]:
             def index(factor: str) -> Any:
@@ -128,7 +143,7 @@ class ShardedAxes:
             if "offset" in names:
                 every = jnp.asarray(call.offset, np.int32).reshape(self.lead)
                 x["offset"] = jax.lax.dynamic_slice_in_dim(every, index(BATCH) * lead[0], lead[0])
-            found = bind(local, [x[name] for name in local.operands])
+            found = computed(local, x, ranks) if ranks else bind(local, [x[name] for name in local.operands])
             grouped = {str(n) for n, (name, _) in enumerate(call.observe) if name == GroupReceived.name}
             for n, (name, factors) in enumerate(zip(task.results, results, strict=True)):
                 shared = [axis for factor, axes in mesh_axes.items() if factor not in factors for axis in axes]
@@ -146,8 +161,8 @@ def shard_alone() -> Iterator[None]:
         yield
 
 
-def axes_of(task: PrimitiveTask, arrays: Sequence[Any]) -> ShardedAxes:
-    return ShardedAxes(task, [tuple(x.shape) for x in arrays])
+def axes_of(task: PrimitiveTask, arrays: Sequence[Any], typed: bool = False) -> ShardedAxes:
+    return ShardedAxes(task, [tuple(x.shape) for x in arrays], typed)
 
 
 def spec_of(factors: Factors, mesh_axes: MeshAxes) -> P:
@@ -156,7 +171,7 @@ def spec_of(factors: Factors, mesh_axes: MeshAxes) -> P:
 
 def specs(task: PrimitiveTask, avals: Sequence[Any], results: Sequence[Shape]) -> list[P]:
     """Return the sharding of results on explicit axes, from the types of operands."""
-    sizes, mesh = axes_of(task, avals), avals[0].sharding.mesh
+    sizes, mesh = axes_of(task, avals, typed=True), avals[0].sharding.mesh
     mesh_axes = sizes.mesh_axes(mesh, [(f, x.sharding.spec) for f, x in zip(sizes.operands, avals, strict=True)])
     return [spec_of(factors, mesh_axes) for factors in sizes.results(results)]
 
@@ -176,6 +191,7 @@ def replicated(x: Any) -> Any:
 def partition(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
     """Return a device's function and its shardings, for `custom_partitioning`."""
     sizes = axes_of(task, operands)
+    sizes.spreads &= mesh.devices.flat[0].platform == "cpu"
     ins, outs = sizes.operands, sizes.results([tuple(x.shape) for x in results])
     every = (*zip(ins, operands, strict=True), *zip(outs, results, strict=True))
     given = [(factors, x.sharding.spec) for factors, x in every if isinstance(x.sharding, NamedSharding)]
@@ -210,6 +226,8 @@ def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Seque
             if factor is None:
                 others.append(f"x{len(others)}")
                 factor = others[-1]
+            elif factor == SEQUENCE and size != sizes.rows:
+                factor = "k"
             if factor == HEAD and compound and size == sizes.heads:
                 if "g" not in others:  # letters are listed in order of appearance
                     others.append("g")

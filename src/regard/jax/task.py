@@ -80,13 +80,33 @@ class StaticCall:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A step of a call whose queries and keys lie on several devices, see `regard.jax.parts`.
+
+    rows, keys: the numbers of the whole call. start, stop: the positions that pass by: keys, and rows where gradients
+    of keys are computed. first, last: there is no step before, or after. gradients: "" in forward, "query" or "key".
+    sums: the names of the arrays that go on to the next step.
+    """
+
+    rows: int
+    keys: int
+    start: int
+    stop: int
+    first: bool
+    last: bool
+    gradients: str
+    sums: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PrimitiveTask:
     """The computation of a primitive, and its operands.
 
     kind: "forward", "weights", "backward", "jvp", "backward_jvp" or "jvp_jvp". operands: the inputs of the call, then
     outputs of forward ("out"), cotangents ("ct.out"), tangents ("t.query", "t.ct.out") and others ("s.query"). sizes:
     of the axes that `vmap` took away, outermost first. axes: for each operand, its dimension along each of those, None
-    if it has none. wrt: the inputs to compute gradients of, with such axes; other results have them first.
+    if it has none. wrt: the inputs to compute gradients of, with such axes; other results have them first. step: if it
+    is one step of the computation on one device; other operands are then "rank" and "sum.query".
     """
 
     kind: str
@@ -95,6 +115,7 @@ class PrimitiveTask:
     axes: tuple[Axes, ...]
     sizes: Shape = ()
     wrt: tuple[tuple[str, Axes], ...] = ()
+    step: Step | None = None
 
     @cached_property
     def text(self) -> str:
@@ -105,11 +126,14 @@ class PrimitiveTask:
     def parse(text: str) -> "PrimitiveTask":
         """Return the task that `text` describes."""
         given = frozen(json.loads(text))
-        call = StaticCall(**given.pop("call"))
-        return PrimitiveTask(call=call, **given)
+        call, step = StaticCall(**given.pop("call")), given.pop("step")
+        return PrimitiveTask(call=call, step=step and Step(**step), **given)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
+        if self.step is not None:
+            last = replace(self, step=None).results if self.step.last else ()
+            return (*(f"sum.{name}" for name in self.step.sums), "turn", *last)
         if self.kind == "forward":
             return self.call.results
         if self.kind == "weights":

@@ -83,7 +83,7 @@ class Rank:
         p, n = self.whole, self.sight.row_deal.size(self.rank)
         dq = np.empty((*p.lead, p.heads, n, p.d), p.dtype)
         sink = None if p.sink is None else np.empty((*p.lead, p.heads, n), p.compute)
-        _finite(outputs.lse)
+        check_lse(outputs.lse)
 
         def compute(run: int, own: slice, part: Problem) -> None:
             g = self.engine.backward(part, _rows(outputs, own), _rows(ct, own))
@@ -193,7 +193,7 @@ def _outputs(prefix: str, given: Mapping[str, Array]) -> Outputs:
     return Outputs(out, lse, entropy, low)
 
 
-def _finite(lse: Array | None) -> None:
+def check_lse(lse: Array | None) -> None:
     """Raise for an lse next to which weights have lost half of their digits: a part cannot correct them."""
     assert lse is not None
     large = too_large(lse)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import remedy
-from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Carried, Differential, Outputs, Problem
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -167,6 +167,18 @@ def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:
 def working_memory(p: Problem) -> int:
     """Estimate the bytes of scratch, query blocks and lists of tiles."""
     return int(_work().working_memory(p))
+
+
+def carried(p: Problem, low: bool) -> Carried:
+    """Return the shapes and dtypes of the sums of a part, see `CallPart`."""
+    assert p.part is not None
+    if p.part.gradients:
+        from regard.engines.cpu.schedule import backward_arrays
+
+        return backward_arrays.carried(p, p.part.gradients)
+    work = _work()
+    shapes: Carried = work.carried(p, work.chosen(), low)
+    return shapes
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

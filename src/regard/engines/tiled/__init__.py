@@ -10,8 +10,9 @@
 Read them in this order. `reference.specification` has the same formulas without tiles.
 """
 
-from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Carried, Differential, Outputs, Problem
 from regard.engines.normalized import normalized
+from regard.engines.tiled import forward_pass
 from regard.engines.tiled.forward_pass import forward, maps, weights
 from regard.engines.tiled.tiles import working_memory
 
@@ -21,6 +22,7 @@ __all__ = [
     "NAME",
     "backward",
     "backward_jvp",
+    "carried",
     "forward",
     "jvp",
     "jvp_jvp",
@@ -45,6 +47,16 @@ def supports(p: Problem) -> str | None:
 def state() -> str | None:
     """Return None: NumPy is always available."""
     return None
+
+
+def carried(p: Problem, low: bool) -> Carried:
+    """Return the shapes and dtypes of the sums of a part, see `CallPart`."""
+    assert p.part is not None
+    if not p.part.gradients:
+        return forward_pass.carried(p)
+    from regard.engines.tiled import backward_pass
+
+    return backward_pass.carried(p, p.part.gradients)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import Differential, Outputs, Problem, collapse
+from regard.core.problem import Carried, Differential, Outputs, Problem, collapse
 from regard.engines.tiled.derivatives import TANGENT_TILES, BlockOutputs, BlockTangents, ChunkWeights, InputTangents
 from regard.engines.tiled.forward_pass import in_order, rows_of, threads_for
 from regard.engines.tiled.tiles import BAND, BLOCK_K, BLOCK_Q, Chunk, HeadBlock, QueryBlock, head_blocks, product
@@ -52,14 +52,21 @@ class Cotangents:
         return c
 
 
+def carried(p: Problem, gradients: str) -> Carried:
+    """Return the shapes and dtypes of the gradients that go on from part to part."""
+    if gradients == "query":
+        return {"query": (p.shape(p.n_q, p.d), p.compute)}
+    keys = (*p.lead, p.kv_heads, p.n_k)
+    return {"key": ((*keys, p.d), p.compute), "value": ((*keys, p.d_v), p.compute)}
+
+
 class Gradients:
     """Gradients of a call, summed in the dtype of sums."""
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
-        keys = (*p.lead, p.kv_heads, p.n_k)
-        self.query = self.sums("query", p.shape(p.n_q, p.d))
-        self.key, self.value = self.sums("key", (*keys, p.d)), self.sums("value", (*keys, p.d_v))
+        shapes = {name: shape for kind in ("query", "key") for name, (shape, _) in carried(p, kind).items()}
+        self.query, self.key, self.value = (self.sums(name, shape) for name, shape in shapes.items())
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
         self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import CallPart, Outputs, Problem
+from regard.core.problem import CallPart, Carried, Outputs, Problem
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -87,8 +87,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     k = max((1 if s.of is None else s.of for s in seen if isinstance(s, Argmax | TopWeights)), default=0)
 
     if p.part is not None and p.part.first:
-        sums = {"m": (), "l": (), "O": (p.d_v,)} | ({"e": ()} if ENTROPY in seen else {})
-        p.part.sums.update({name: np.empty(p.shape(p.n_q, *tail), p.compute) for name, tail in sums.items()})
+        p.part.sums.update({name: np.empty(*x) for name, x in carried(p).items()})
 
     def work(block: QueryBlock) -> None:
         top = TopKeys(block, k) if k else None
@@ -120,6 +119,12 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
     seen = complete(p, lse, seen, lambda p: forward(p, rows))
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
+
+
+def carried(p: Problem) -> Carried:
+    """Return the shapes and dtypes of the sums of an `OnlineSoftmax` that go on from part to part."""
+    widths = {"m": (), "l": (), "O": (p.d_v,)} | ({"e": ()} if ENTROPY in p.observe else {})
+    return {name: (p.shape(p.n_q, *width), p.compute) for name, width in widths.items()}
 
 
 def remainder(x: Array, dtype: np.dtype[Any]) -> Array:

@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import CallPart, Differential, Outputs, Problem, collapse
+from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays, by_head
@@ -63,16 +63,15 @@ class BackwardArrays:
         self.dq: Array | None = None
         self.dk: Array | None = None
         self.dv: Array | None = None
-        shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
         if p.part is None:
             self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
+            shapes = [shape for shape, _ in carried(p, "key").values()]
             self.dk, self.dv = (
                 self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
             )
-        elif p.part.gradients == "query":
-            self.dq = self.carried(p.part, "query", p.shape(p.n_q, p.d))
         else:
-            self.dk, self.dv = (self.carried(p.part, *x) for x in zip(("key", "value"), shapes, strict=True))
+            sums = self.carried(p.part)
+            self.dq, self.dk, self.dv = map(sums.get, ("query", "key", "value"))
         bias = p.trained_bias
         # Without hidden pairs, every number of a single head's bias is written.
         every = (
@@ -85,11 +84,12 @@ class BackwardArrays:
         self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
-    def carried(self, part: CallPart, name: str, shape: tuple[int, ...]) -> Array:
-        """Return sums that go on from part to part."""
+    def carried(self, part: CallPart) -> dict[str, Array]:
+        """Return the sums that go on from part to part."""
         if part.first:
-            part.sums[name] = memory.zeros(shape, self.p.compute, aligned=True)
-        return part.sums[name]
+            shapes = carried(self.p, part.gradients)
+            part.sums.update({name: memory.zeros(*x, aligned=True) for name, x in shapes.items()})
+        return part.sums
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
         """Return an array for sums of a shape: `into` if it fits, else a new one."""
@@ -186,6 +186,14 @@ class BackwardArrays:
         assert self.p.sink is not None
         sums = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
         return collapse(sums, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
+
+
+def carried(p: Problem, gradients: str) -> Carried:
+    """Return the shapes and dtypes of the gradients that go on from part to part."""
+    if gradients == "query":
+        return {"query": (p.shape(p.n_q, p.d), p.compute)}
+    keys, widths = (*p.lead, p.kv_heads, p.n_k), {"key": p.d, "value": p.d_v}
+    return {name: ((*keys, padded(p.compute.itemsize, width)), p.compute) for name, width in widths.items()}
 
 
 @dataclass(frozen=True)

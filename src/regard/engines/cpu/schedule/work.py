@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import CallPart, Problem
+from regard.core.problem import CallPart, Carried, Problem
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import (
     Arrays,
@@ -235,6 +235,12 @@ def carried_state(part: CallPart, size: int) -> Array:
     if part.first:
         part.sums["state"] = np.empty(size, np.uint8)
     return part.sums["state"]
+
+
+def carried(p: Problem, target: Target, low: bool) -> Carried:
+    """Return the shape and dtype of `carried_state`."""
+    spec = replace(spec_of(p, target, p.n_q, bool(p.observe), 0), low=low, carried=True)
+    return {"state": ((LaunchStages(spec, p, {}, range(p.n_q), 1).carried,), np.dtype(np.uint8))}
 
 
 def threads_for(p: Problem, count: int) -> int:

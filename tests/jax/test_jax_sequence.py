@@ -1,0 +1,177 @@
+"""Sequences that lie on several devices: the bits of one device, and none has all keys and values."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+
+pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
+
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax
+
+N = 2304  # three steps of keys, and three of rows, that begin within shards
+SLOPES = np.array([0.1, 0.2, 0.0, 1.0], np.float32)
+BIAS = np.random.default_rng(9).standard_normal((1, N, N), dtype=np.float32)
+WAYS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "everything": {},
+    "window": {"mask": regard.window(200)},
+    "documents": {"mask": regard.documents(np.arange(N) // 300), "causal": True},
+    "scores": {"causal": True, "score": [regard.softcap(9.0), regard.alibi(SLOPES)], "dropout": 0.1, "seed": 7},
+    "bias and a place": {"bias": BIAS, "offset": 3, "origin": (2, 5, 100), "dropout": 0.2, "seed": 1},
+    "one sees nothing": {"mask": regard.mask(lambda b, h, i, j: (i >= 600) & (j >= i))},
+}  # fmt: skip
+
+
+def mesh_of(kind: AxisType, **sizes: int) -> Any:
+    count = int(np.prod(list(sizes.values())))
+    if len(jax.devices()) < count:
+        pytest.skip(f"jax was started with fewer than {count} devices")
+    devices = np.array(jax.devices()[:count]).reshape(*sizes.values())
+    return jax.sharding.Mesh(devices, tuple(sizes), axis_types=(kind,) * len(sizes))
+
+
+def operands(dtype: Any = np.float32, n_k: int = N, lead: tuple[int, ...] = ()) -> list[Any]:
+    """query, key and value of grouped heads, and cotangents of out and lse."""
+    rng = np.random.default_rng(0)
+    shapes = [(*lead, h, n, 8) for h, n in ((4, N), (2, n_k), (2, n_k), (4, N))]
+    return [jnp.asarray(rng.standard_normal(x), dtype) for x in (*shapes, (*lead, 4, N))]
+
+
+def results(q: Any, k: Any, v: Any, dout: Any, dlse: Any, **options: Any) -> Any:
+    """out, lse and entropy, and the gradients."""
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        out, seen = regard.attention(q, k, v, observe=["lse", "entropy"], **options)
+        return out, seen.lse, seen.entropy
+
+    outputs, back = jax.vjp(call, q, k, v)
+    return outputs, back((dout, dlse.astype(outputs[1].dtype), dlse.astype(outputs[2].dtype)))
+
+
+def same(found: Any, expected: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(a, np.float64), np.asarray(b, np.float64))
+
+
+def check(mesh: Any, spec: P, arrays: list[Any], **options: Any) -> Any:
+    """Compare a call on sharded arrays with one on a device; return its results, sharded."""
+    specs = [spec] * 4 + [P(*spec[:-1])]
+    spread = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
+    expected = results(*arrays, **options)
+    found = jax.jit(lambda *x: results(*x, **options))(*spread)
+    same(found, expected)
+    for x in jax.tree.leaves(found):
+        assert x.addressable_shards[0].data.size == x.size // mesh.size
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_of_one_device(way: str) -> None:
+    check(mesh_of(AxisType.Auto, s=4), P(None, "s", None), operands(), **WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["causal", "window", "scores"])
+def test_the_tiled_engine(way: str) -> None:
+    check(mesh_of(AxisType.Auto, s=2), P(None, "s", None), operands(), engine="tiled", **WAYS[way])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rounded_outputs(dtype: Any) -> None:
+    check(mesh_of(AxisType.Auto, s=2), P(None, "s", None), operands(dtype), causal=True)
+
+
+def test_keys_of_another_length() -> None:
+    check(mesh_of(AxisType.Auto, s=2), P(None, "s", None), operands(n_k=3 * N // 2), mask=regard.window(300))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_batch_and_heads_too(kind: AxisType) -> None:
+    """Three kinds of axes, of which the sequence has the last."""
+    mesh = mesh_of(kind, b=2, s=2)
+    with jax.set_mesh(mesh):
+        check(mesh, P("b", None, "s", None), operands(lead=(2,)), causal=True, dropout=0.1, seed=3)
+        check(mesh, P(None, "b", "s", None), operands(lead=(2,)), score=regard.alibi(SLOPES), causal=True)
+
+
+def test_positions_first_and_a_sink() -> None:
+    """Gradients of a sink are summed over devices, in another order."""
+    mesh = mesh_of(AxisType.Auto, s=2)
+    arrays = [jnp.swapaxes(x, -2, -3) for x in operands()[:3]]
+    spread = [jax.device_put(x, NamedSharding(mesh, P("s"))) for x in arrays]
+    sink = jnp.asarray([0.5, -1.0, 2.0, 0.0])
+
+    def loss(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        out = regard.attention(q, k, v, sink=sink, causal=True, layout="bnhd")
+        return (out**2).sum(), out
+
+    step = jax.value_and_grad(loss, range(4), has_aux=True)
+    (_, out), found = jax.jit(step)(*spread, sink)
+    (_, expected), gradients = step(*arrays, sink)
+    same([out, *found[:3]], [expected, *gradients[:3]])
+    np.testing.assert_allclose(found[3], gradients[3], rtol=1e-5)
+    assert {x.sharding.spec for x in (out, *found[:3])} == {P("s")}
+
+
+def test_masked_keys_of_another_device_may_be_anything() -> None:
+    arrays = operands()
+    arrays[1] = arrays[1].at[:, 700:1300].set(jnp.nan)
+    arrays[2] = arrays[2].at[:, 700:1300].set(jnp.inf)
+    rule = regard.mask(lambda b, h, i, j: (j < 700) | (j >= 1300))
+    found = check(mesh_of(AxisType.Auto, s=4), P(None, "s", None), arrays, mask=rule)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+def test_operands_that_lie_otherwise() -> None:
+    """Keys that every device has, and keys along another axis: as the query lies."""
+    mesh = mesh_of(AxisType.Auto, s=2, t=2)
+    q, k, v = operands()[:3]
+    expected = regard.attention(q, k, v, causal=True)
+    for other in (P(), P(None, "t"), P(None, ("s", "t"))):
+        spread = [jax.device_put(x, NamedSharding(mesh, y)) for x, y in ((q, P(None, "s")), (k, other), (v, other))]
+        same(jax.jit(lambda *x: regard.attention(*x, causal=True))(*spread), expected)
+        same(regard.attention(*spread, causal=True), expected)  # compiled, too
+
+
+def test_what_needs_whole_sequences() -> None:
+    """Gradients of tables, forward mode, other statistics and XLA's own engine gather, and are right."""
+    mesh = mesh_of(AxisType.Auto, s=4)
+    arrays = [x[:, :256] for x in operands()[:3]]
+    spread = [jax.device_put(x, NamedSharding(mesh, P(None, "s"))) for x in arrays]
+
+    def table(slopes: Any, *x: Any) -> Any:
+        return jax.grad(lambda slopes: (regard.attention(*x, score=regard.alibi(slopes), causal=True) ** 2).sum())(
+            slopes
+        )
+
+    def forward_mode(*x: Any) -> Any:
+        return jax.jvp(lambda *x: regard.attention(*x, causal=True), x, x)
+
+    def others(*x: Any) -> Any:
+        return regard.attention(*x, causal=True, observe=["received"])[1]["received"]
+
+    slopes = jnp.asarray(SLOPES)
+    np.testing.assert_allclose(jax.jit(table)(slopes, *spread), table(slopes, *arrays), rtol=1e-4)
+    for function in (forward_mode, others):
+        same(jax.jit(function)(*spread), function(*arrays))
+    xla = jax.jit(lambda *x: regard.attention(*x, causal=True, engine="xla"))
+    np.testing.assert_allclose(xla(*spread), regard.attention(*arrays, causal=True), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_of_a_device() -> None:
+    """Its shards and two steps of the keys, not all of them."""
+    mesh, n, d = mesh_of(AxisType.Auto, s=4), 2**16, 64
+    x = jax.ShapeDtypeStruct((1, n, d), np.float32, sharding=NamedSharding(mesh, P(None, "s")))
+    for mask in (None, regard.window(256)):
+        program = jax.jit(lambda q, k, v, mask=mask: regard.attention(q, k, v, mask=mask)).lower(x, x, x).compile()
+        assert "all-gather" not in program.as_text()
+        whole, steps = 2 * n * d * 4, 8
+        sums = 1.2 * n // 4 * d * 4
+        temporary = program.memory_analysis().temp_size_in_bytes
+        assert temporary < sums + 3 * whole / steps
