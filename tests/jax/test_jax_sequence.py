@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+import regard.jax
 
 N = 2304  # three steps of keys, and three of rows, that begin within shards
 SLOPES = np.array([0.1, 0.2, 0.0, 1.0], np.float32)
@@ -175,3 +176,83 @@ def test_memory_of_a_device() -> None:
         sums = 1.2 * n // 4 * d * 4
         temporary = program.memory_analysis().temp_size_in_bytes
         assert temporary < sums + 3 * whole / steps
+
+
+def in_shard_map(mesh: Any, check_vma: bool, *arrays: Any, **options: Any) -> Any:
+    """Outputs and gradients of `context_parallel_attention`, as `results` has them."""
+    row, column = P(None, "s", None), P(None, "s")
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        out, seen = regard.jax.context_parallel_attention(q, k, v, axis_name="s", observe=["lse", "entropy"], **options)
+        return out, seen.lse, seen.entropy
+
+    spread = jax.shard_map(call, mesh=mesh, in_specs=(row,) * 3, out_specs=(row, column, column), check_vma=check_vma)
+
+    def step(q: Any, k: Any, v: Any, dout: Any, dlse: Any) -> Any:
+        outputs, back = jax.vjp(spread, q, k, v)
+        return outputs, back((dout, dlse.astype(outputs[1].dtype), dlse.astype(outputs[2].dtype)))
+
+    return jax.jit(step)(*arrays)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(("devices", "way"), [(1, "causal"), (2, "scores"), (4, "documents"), (4, "one sees nothing")])
+def test_inside_of_shard_map(devices: int, way: str, check_vma: bool) -> None:
+    arrays = operands()
+    mesh = mesh_of(AxisType.Auto, s=devices)
+    same(in_shard_map(mesh, check_vma, *arrays, **WAYS[way]), results(*arrays, **WAYS[way]))
+
+
+def test_rounded_outputs_inside_of_shard_map() -> None:
+    arrays = operands(jnp.bfloat16)
+    same(in_shard_map(mesh_of(AxisType.Auto, s=2), True, *arrays, causal=True), results(*arrays, causal=True))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_sink_inside_of_shard_map(check_vma: bool) -> None:
+    """Only out has a cotangent; heads lie on another axis, and a device says which."""
+    mesh = mesh_of(AxisType.Auto, h=2, s=2)
+    arrays, sink, spec = [x[:, :512] for x in operands()[:3]], jnp.asarray([0.5, -1.0, 2.0, 0.0]), P("h", "s")
+
+    def call(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        place = (0, jax.lax.axis_index("h") * 2, 0)
+        score = regard.alibi(SLOPES)
+        return regard.jax.context_parallel_attention(q, k, v, axis_name="s", sink=sink, score=score, origin=place)
+
+    spread = jax.shard_map(call, mesh=mesh, in_specs=(spec, spec, spec, P("h")), out_specs=spec, check_vma=check_vma)
+
+    def step(call: Any) -> Any:
+        return jax.jit(jax.value_and_grad(lambda *x: (call(*x) ** 2).sum(), range(4)))(*arrays, sink)
+
+    one = step(lambda q, k, v, sink: regard.attention(q, k, v, sink=sink, score=regard.alibi(SLOPES)))
+    found = step(spread)
+    same(found[1][:3], one[1][:3])
+    np.testing.assert_allclose(found[1][3], one[1][3], rtol=1e-5)
+
+
+def test_errors_inside_of_shard_map() -> None:
+    mesh, (q, k, v) = mesh_of(AxisType.Auto, s=2), (x[:, :64] for x in operands()[:3])
+    spec = P(None, "s")
+
+    def of(**options: Any) -> Any:
+        def call(q: Any, k: Any, v: Any) -> Any:
+            return regard.jax.context_parallel_attention(q, k, v, **{"axis_name": "s", **options})
+
+        return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec))
+
+    with pytest.raises(ValueError, match=r"axis_name must name an axis of the jax.shard_map around the call, got 'cp'"):
+        of(axis_name="cp")(q, k, v)
+    with pytest.raises(ValueError, match="axis_name must name an axis"):
+        regard.jax.context_parallel_attention(q, k, v, axis_name="s")
+    with pytest.raises(ValueError, match="does not know the statistic 'received'"):
+        of(observe=["received"])(q, k, v)
+    with pytest.raises(ValueError, match="does not know engine='xla'"):
+        of(engine="xla")(q, k, v)
+    with pytest.raises(ValueError, match="has no return_weights"):
+        of(return_weights=True)(q, k, v)
+    with pytest.raises(ValueError, match=r"bias must align right to \(..., h, n_q, n_k\) = \(4, 64, 64\)"):
+        of(bias=jnp.zeros((32, 32)))(q, k, v)
+    with pytest.raises(ValueError, match="has gradients of query, sink, key, value, not of bias"):
+        jax.grad(lambda bias: of(bias=bias)(q, k, v).sum())(jnp.zeros((64, 64)))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(of(), (q, k, v), (q, k, v))

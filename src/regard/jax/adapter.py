@@ -17,6 +17,7 @@ from regard.engines import engines
 from regard.jax import primitives  # noqa: F401  # registers what `bind` binds
 from regard.jax.binding import bind, varying_alike
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
+from regard.jax.shardmap import ShardMapAxes
 from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
@@ -31,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 Options = dict[str, Any]
+Operands = dict[str, Any]
 
 
 def attention(
@@ -47,12 +49,14 @@ def attention(
     return_weights: bool = False,
     engine: str | None = None,
     observe: Any = (),
+    axes: ShardMapAxes | None = None,
     **options: Any,
 ) -> Any:
     """Compute `regard.attention` on JAX arrays, under any of JAX's transformations.
 
     In addition to NumPy's options, `seed` may be a key of `jax.random`. `seed`, `offset`, the entries of `origin` and
-    every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine.
+    every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine. axes: query, key and
+    value are a device's shards of the sequence.
     """
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
@@ -71,7 +75,7 @@ def attention(
                 raise TypeError(f"{rule}: bounds='raise' of a table is not checked where offset or origin are traced")
     observed = checks.observe(observe)
     p = problem_from(
-        **{name: stand_in(name, x) for name, x in operands.items()},
+        **whole_operands(operands, options.get("layout"), 1 if axes is None else axes.count),
         seed=0 if isinstance(seed, jax.Array) else seed,
         offset=plain_offset(offset),
         origin=plain_origin(origin),
@@ -120,7 +124,8 @@ def attention(
         engine=engine,
     )
     arrays = jax.lax.stop_gradient(tuple(others.values()))
-    answer, seen = results(p, call, [*operands.values(), *arrays], return_weights, matrices)
+    run = bind if axes is None else axes.bind
+    answer, seen = results(p, call, [*operands.values(), *arrays], return_weights, matrices, run)
     if observed:
         answer.append(asked_for(observed, seen, jnp.exp))
     return answer[0] if len(answer) == 1 else tuple(answer)
@@ -136,11 +141,14 @@ for holder in (Top, Profile):
 
 
 def results(
-    p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool
+    p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool, run: Any
 ) -> tuple[list[Any], dict[Statistic, Any]]:
-    """Return the output, maybe the weights, and an engine's statistics."""
+    """Return the output, maybe the weights, and an engine's statistics.
+
+    run: what computes a task, `bind` or `ShardMapAxes.bind`.
+    """
     operands = varying_alike(operands)
-    found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
+    found = run(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
         found = [x[0] for x in found]
     by_name = dict(zip(call.results, found, strict=True))
@@ -148,7 +156,7 @@ def results(
     if return_weights:
         names = (*call.inputs, "lse")
         lse = by_name["lse"][None] if matrices else by_name["lse"]
-        (w,) = bind(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
+        (w,) = run(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
     seen: dict[Statistic, Any] = {}
     for n, s in enumerate(p.observe):
@@ -260,6 +268,18 @@ def stand_in(name: str, x: Any) -> Any:
         return x
     sized(name, x)
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def whole_operands(operands: Operands, layout: Any, count: int) -> Operands:
+    """Return stand-ins of the operands, with `count` times the positions of query, key and value."""
+    found = {name: stand_in(name, x) for name, x in operands.items()}
+    for name in ("query", "key", "value") if count > 1 else ():
+        x = found[name]
+        dim = x.ndim - (3 if layout == "bnhd" and x.ndim > 2 else 2)
+        if dim >= 0:
+            shape = tuple(n * count if axis == dim else n for axis, n in enumerate(x.shape))
+            found[name] = np.broadcast_to(np.zeros((), x.dtype), shape)
+    return found
 
 
 def on_this_host(x: Any) -> bool:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec as P
 
 import jax
 from regard.jax.private import manual_axes
-from regard.jax.task import PrimitiveTask
+from regard.jax.task import PrimitiveTask, Shape
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 PRIMITIVES = {kind: Primitive("attention" if kind == "forward" else f"attention_{kind}") for kind in KINDS}
@@ -18,6 +19,14 @@ def bind(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
     """Bind the primitive of a task to operands, and return its results."""
     found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
     return found
+
+
+def result_type(like: Any, shape: Shape, dtype: Any, spec: P | None = None) -> Any:
+    """Return the type of a result on the mesh of an operand's type, which it varies over alike."""
+    if like.sharding.mesh.empty:
+        return jax.core.ShapedArray(shape, dtype)
+    spec = P(*(None for _ in shape)) if spec is None else spec
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=like.sharding.update(spec=spec))
 
 
 def varying_alike(operands: list[Any]) -> list[Any]:

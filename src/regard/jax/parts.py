@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.core.problem import CallPart, Carried, Outputs, Problem, collapse
 from regard.engines import Engine, choose
-from regard.jax.task import PrimitiveTask, Shape, Step, problem, transpose
+from regard.jax.task import PrimitiveTask, SequenceStep, Shape, problem, transpose
 from regard.parallel.programs import check_lse, part_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,7 +78,7 @@ def forward(p: Problem, engine: Engine, task: PrimitiveTask) -> dict[str, Any]:
     return outputs._asdict()
 
 
-def backward(p: Problem, engine: Engine, step: Step, x: Mapping[str, Array]) -> dict[str, Any]:
+def backward(p: Problem, engine: Engine, step: SequenceStep, x: Mapping[str, Array]) -> dict[str, Any]:
     """Return the gradients by name, of the last step alone."""
 
     def outputs(prefix: str) -> Outputs:

@@ -28,7 +28,7 @@ from jax.extend.core import Primitive
 import jax
 from regard.core.statistics import INSTEAD
 from regard.jax import ffi, sharding
-from regard.jax.binding import PRIMITIVES, bind
+from regard.jax.binding import PRIMITIVES, bind, result_type
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, PrimitiveTask, StaticCall, run
 from regard.jax.xla import scan
@@ -60,23 +60,17 @@ def varying(x: Any) -> bool:
 
 
 def abstract(*avals: Any, task: PrimitiveTask) -> list[Any]:
-    shapes = task.shapes({n: (a.shape, a.dtype) for n, a in zip(task.operands, avals, strict=True)})
     index = jax.dtypes.canonicalize_dtype(np.int64)
+    types = task.shapes({n: (a.shape, a.dtype) for n, a in zip(task.operands, avals, strict=True)})
+    types = [(s, index if t == np.int64 else t) for s, t in types]
     like = avals[0]
     if like.sharding.mesh.empty:
-        return [jax.core.ShapedArray(s, index if t == np.int64 else t) for s, t in shapes]
+        return [result_type(like, *each) for each in types]
     varies = {manual_axes(a) for a in avals}
     if len(varies) > 1:
         raise ValueError("attention under shard_map needs operands that vary over the same mesh axes: jax.lax.pcast")
-    return [
-        like.update(
-            shape=s,
-            dtype=index if t == np.int64 else t,
-            weak_type=False,
-            sharding=like.sharding.update(spec=spec),
-        )
-        for (s, t), spec in zip(shapes, sharding.specs(task, avals, [s for s, _ in shapes]), strict=True)
-    ]
+    specs = sharding.specs(task, avals, [s for s, _ in types])
+    return [result_type(like, *each, spec) for each, spec in zip(types, specs, strict=True)]
 
 
 def lower_to_engine(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:

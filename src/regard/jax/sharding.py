@@ -120,7 +120,7 @@ class ShardedAxes:
 
         axes, ranks = mesh_axes.get(SEQUENCE, ()), None
         if axes:
-            ranks = Ranks.of(task, list(self.shapes.values()), axes, counts[SEQUENCE])
+            ranks = Ranks.of(task, self.shapes["query"], self.shapes["key"], axes, counts[SEQUENCE])
 
         @shard_alone()
         def compute(*operands: Any) -> list[Any]:

@@ -16,9 +16,8 @@ import numpy as np
 import jax
 from regard.core.problem import KEY_STEP, ROW_STEP, Problem
 from regard.jax import ffi, parts
-from regard.jax.binding import varying_alike
-from regard.jax.private import manual_axes
-from regard.jax.task import MATRICES, OUTPUTS, PrimitiveTask, Shape, Step, outline, transposed
+from regard.jax.binding import result_type, varying_alike
+from regard.jax.task import MATRICES, OUTPUTS, PrimitiveTask, SequenceStep, Shape, outline, transposed
 from regard.parallel.dealing import Deal, steps
 from regard.parallel.sight import TILE, Sight, sight_of
 from regard.rules import Mask, reads
@@ -76,10 +75,10 @@ class Ranks:
     sight: Sight | None
 
     @staticmethod
-    def of(task: PrimitiveTask, shapes: Sequence[Shape], axes: tuple[str, ...], count: int) -> "Ranks":
-        """Return the ranks of a whole call, from the shapes of its operands."""
-        named, origin = task.named(shapes), task.call.origin
-        q, k = (transposed(named[name], task.call.layout == "bnhd") for name in ("query", "key"))
+    def of(task: PrimitiveTask, query: Shape, key: Shape, axes: tuple[str, ...], count: int) -> "Ranks":
+        """Return the ranks of a call with these shapes of the whole query and key."""
+        q, k = (transposed(x, task.call.layout == "bnhd") for x in (query, key))
+        origin = task.call.origin
         return Ranks(axes, count, q[-2], k[-2], origin[2] if origin else 0, static_sight(task, q, k, count))
 
     def seen(self, gradients: str) -> Array | None:
@@ -193,7 +192,7 @@ def passed(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, names
     rank = jax.lax.axis_index(ranks.axes).astype(np.int32)
     found: Operands = {}
     for n, rows in enumerate(passes):
-        step = Step(ranks.rows, ranks.keys, rows.start, rows.stop, n == 0, n == len(passes) - 1, gradients)
+        step = SequenceStep(ranks.rows, ranks.keys, rows.start, rows.stop, n == 0, n == len(passes) - 1, gradients)
         given = {name: ranks.sent(x[name], dim_of(task, name, x[name]), rows, seen, turns[n]) for name in names}
         found = called(task, step, {**x, **given, "rank": rank}, sums)
         sums = {name: a for name, a in found.items() if name.startswith(parts.SUM)}
@@ -201,7 +200,7 @@ def passed(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, names
     return found
 
 
-def called(task: PrimitiveTask, step: Step, x: Operands, sums: Operands) -> Operands:
+def called(task: PrimitiveTask, step: SequenceStep, x: Operands, sums: Operands) -> Operands:
     """Return the results of a step by name, from its operands and the sums of the step before."""
     every = {**x, **sums}
     operands = dict(zip(every, varying_alike([jnp.asarray(a) for a in every.values()]), strict=True))
@@ -210,9 +209,8 @@ def called(task: PrimitiveTask, step: Step, x: Operands, sums: Operands) -> Oper
     task = replace(task, operands=tuple(operands), axes=((),) * len(operands), step=step)
     carried = parts.carried(task, types)
     task = replace(task, step=replace(step, sums=tuple(carried)))
-    varies = manual_axes(jax.typeof(operands["rank"]))
-    shapes = [*carried.values(), ((), np.dtype(np.int32)), *last]
-    results = [jax.ShapeDtypeStruct(*shape, manual_axis_type=varies) for shape in shapes]
+    like = jax.typeof(operands["rank"])
+    results = [result_type(like, *shape) for shape in (*carried.values(), ((), np.dtype(np.int32)), *last)]
     aliases = {list(operands).index(name): n for n, name in enumerate(task.results[: len(carried)]) if name in sums}
     text = ffi.attribute(task, list(operands.values()), results)
     values = jax.ffi.ffi_call(ffi.TARGET, results, input_output_aliases=aliases)(*operands.values(), task=text)

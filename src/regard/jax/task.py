@@ -80,7 +80,7 @@ class StaticCall:
 
 
 @dataclass(frozen=True)
-class Step:
+class SequenceStep:
     """A step of a call whose queries and keys lie on several devices, see `regard.jax.parts`.
 
     rows, keys: the numbers of the whole call. start, stop: the positions that pass by: keys, and rows where gradients
@@ -115,7 +115,7 @@ class PrimitiveTask:
     axes: tuple[Axes, ...]
     sizes: Shape = ()
     wrt: tuple[tuple[str, Axes], ...] = ()
-    step: Step | None = None
+    step: SequenceStep | None = None
 
     @cached_property
     def text(self) -> str:
@@ -127,7 +127,7 @@ class PrimitiveTask:
         """Return the task that `text` describes."""
         given = frozen(json.loads(text))
         call, step = StaticCall(**given.pop("call")), given.pop("step")
-        return PrimitiveTask(call=call, step=step and Step(**step), **given)
+        return PrimitiveTask(call=call, step=step and SequenceStep(**step), **given)
 
     @cached_property
     def results(self) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Gradients:
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
-        shapes = {name: shape for kind in ("query", "key") for name, (shape, _) in carried(p, kind).items()}
+        shapes = {name: shape for of in ("query", "key") for name, (shape, _) in carried(p, of).items()}
         self.query, self.key, self.value = (self.sums(name, shape) for name, shape in shapes.items())
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
