@@ -8,7 +8,7 @@ import pytest
 
 from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
 from regard.insight import head_statistics
-from regard.interpret.examplemodel import model as module
+from regard.interpret.examplemodel import blocks
 from regard.positions import rope
 
 PERIODS = (12, 24, 40, 64, 96)
@@ -144,8 +144,8 @@ def test_each_head_is_ablated_in_turn(model):
 
 
 def test_layers_before_an_ablated_head_run_once(model, monkeypatch):
-    calls, compute = [], module.attention.attention
-    monkeypatch.setattr(module.attention, "attention", lambda *given, **how: calls.append(1) or compute(*given, **how))
+    calls, compute = [], blocks.attention.attention
+    monkeypatch.setattr(blocks.attention, "attention", lambda *given, **how: calls.append(1) or compute(*given, **how))
     assert len(list(model.ablations(repeated_bytes(8)))) == 12
     assert len(calls) == 3 + 4 * (2 + 1 + 0)
 

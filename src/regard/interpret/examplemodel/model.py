@@ -2,21 +2,19 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.arguments.packages import require
 from regard.arguments.values import integer
-from regard.ops import attention
+from regard.interpret.examplemodel import blocks
+from regard.interpret.examplemodel.blocks import Floats, Maps
 from regard.positions import rope
 
-Floats = NDArray[np.float32]
 Integers = NDArray[np.integer[Any]]
 Replacement = Literal["zero", "mean"]
 """The output of an ablated head: zeros, or everywhere its mean over the text."""
@@ -25,7 +23,6 @@ BOS = 0
 VOCABULARY = 256
 LONGEST = 16_384
 
-_LAYER = ("norm1", "q", "q_bias", "k", "k_bias", "v", "o", "norm2", "up", "down")
 _SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
 
 
@@ -52,7 +49,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Maps):
     """One run of the model: its predictions, and the arrays of its attention maps.
 
     `ids` (..., n); `logits` (..., n, 256). `q`, `k`, `v` hold per layer an array (..., h, n, d), q
@@ -71,19 +68,6 @@ class Trace:
     out: tuple[Floats, ...]
     scale: float
     causal: bool
-
-    @property
-    def layers(self) -> int:
-        return len(self.q)
-
-    @property
-    def heads(self) -> int:
-        return int(self.q[0].shape[-3])
-
-    def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
-        """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
-        q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
-        return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
 
     def losses(self) -> NDArray[np.float64]:
         """Compute the loss of each byte after the first, in nats: (..., n - 1)."""
@@ -120,23 +104,15 @@ class ExampleModel:
     @classmethod
     def from_safetensors(cls, data: bytes) -> Self:
         """Load a model from the bytes of a safetensors file."""
-        require("the example model", "safetensors")
-        from safetensors.numpy import load
-
-        size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
-        return cls(Config(**json.loads(metadata["config"])), load(data))
+        config, weights = blocks.read(data)
+        return cls(Config(**config), weights)
 
     def to_safetensors(self) -> bytes:
         """Return the bytes of a safetensors file in float16.
 
         The configuration is in its metadata.
         """
-        require("the example model", "safetensors")
-        from safetensors.numpy import save
-
-        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
-        return save(weights, {"config": json.dumps(asdict(self.config))})
+        return blocks.written(self.config, self._weights)
 
     @property
     def parameters(self) -> int:
@@ -197,24 +173,19 @@ class ExampleModel:
 
         whole: a run without ablation, to reuse the layers before the first ablated one.
         """
-        weights, first, recorded = self._weights, 0, list[tuple[Floats, ...]]()
+        weights, first, recorded = self._weights, 0, list[blocks.Attended]()
         if whole is not None:
             first = min(layer for layer, _ in ablate)
-            recorded = [*zip(whole.q, whole.k, whole.v, whole.lse, whole.x, whole.out, strict=True)][: first + 1]
+            arrays = zip(whole.q, whole.k, whole.v, whole.lse, whole.x, whole.out, strict=True)
+            recorded = [blocks.Attended(*layer) for layer in arrays][: first + 1]
         x = weights["embedding"][ids] if whole is None else whole.x[first]
         for layer in range(first, self.config.layers):
-            w = {name: weights[f"{layer}.{name}"] for name in _LAYER}
+            w = blocks.layer_weights(weights, layer)
             if layer == len(recorded):
-                y = _rms_norm(x, w["norm1"])
-                query = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
-                key = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
-                value = self._split(y @ w["v"])
-                out, seen = attention.attention(query, key, value, causal=causal, scale=factor, observe=["lse"])
-                recorded.append((query, key, value, seen.lse, x, out))
-            out = _ablated(recorded[layer][-1], {head: how for (at, head), how in ablate.items() if at == layer})
-            x = x + _joined(out) @ w["o"]
-            x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
-        logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
+                recorded.append(blocks.attended(x, w, self.config.heads, factor, causal, self._rotate))
+            out = _ablated(recorded[layer].out, {head: how for (at, head), how in ablate.items() if at == layer})
+            x = blocks.after(x, out, w)
+        logits = blocks.rms_norm(x, weights["norm"]) @ weights["unembedding"]
         q, k, v, lse, xs, outs = zip(*recorded, strict=True)
         return Trace(ids, logits, q, k, v, lse, xs, outs, factor, causal)
 
@@ -233,7 +204,7 @@ class ExampleModel:
         True
         """
         found = {name: self._weights[f"{layer}.{name}"] for name in ("q", "q_bias", "k", "k_bias", "v", "o")}
-        return {"x": _rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **found}
+        return {"x": blocks.rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **found}
 
     def loss(self, ids: ArrayLike) -> float:
         """Compute the mean loss in nats per byte of `ids` (..., n), the first left out."""
@@ -273,10 +244,6 @@ class ExampleModel:
                 raise ValueError(f"ablate must say zero or mean for each head, got {how!r}")
         return ablate
 
-    def _split(self, x: Floats) -> Floats:
-        """Split heads: (..., n, h·d) to (..., h, n, d)."""
-        return np.swapaxes(x.reshape(*x.shape[:-1], self.config.heads, -1), -3, -2)
-
     def _rotate(self, x: Floats) -> Floats:
         rotated, plain = np.split(x, [self.config.rotary], axis=-1)
         return np.concatenate([rope(rotated, np.arange(x.shape[-2]), base=self.config.base), plain], axis=-1)
@@ -312,12 +279,6 @@ def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 
     return np.concatenate([np.full((count, 1), BOS), np.tile(block, copies)], axis=-1)
 
 
-def _joined(out: Floats) -> Floats:
-    """Put heads side by side: (..., h, n, d) to (..., n, h·d)."""
-    swapped = np.swapaxes(out, -3, -2)
-    return swapped.reshape(*swapped.shape[:-2], -1)
-
-
 def _ablated(out: Floats, heads: Mapping[int, Replacement]) -> Floats:
     """Return outputs (..., h, n, d) with those of some heads replaced."""
     if not heads:
@@ -331,12 +292,3 @@ def _ablated(out: Floats, heads: Mapping[int, Replacement]) -> Floats:
 
 def _label(byte: int) -> str:
     return _SHOWN.get(byte) or (chr(byte) if 32 < byte < 127 else f"\\x{byte:02x}")
-
-
-def _rms_norm(x: Floats, gain: Floats) -> Floats:
-    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6)) * gain)
-
-
-def _gelu(x: Floats) -> Floats:
-    """Compute GELU in its tanh form (Hendrycks and Gimpel 2016)."""
-    return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))))
