@@ -1,4 +1,4 @@
-import { Data, placeIn, type Finding, type More, type Scene, type Settings, type Words } from "./data";
+import { Data, placeIn, readsTexts, type Finding, type More, type Scene, type Settings, type Words } from "./data";
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
@@ -19,6 +19,7 @@ import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
 import { headsView } from "./views/heads";
 import { mapView } from "./views/map";
+import { onPictureView } from "./views/onpicture";
 import { overviewView } from "./views/overview";
 import { profilesView } from "./views/profiles";
 import { scaleView } from "./views/scale";
@@ -49,6 +50,7 @@ const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
   steps: ["Step by step", stepsView],
   ablation: ["Does it matter?", ablationView],
   arcs: ["Arcs", arcsView],
+  picture: ["On the picture", onPictureView],
 };
 
 /** Views that need no chosen key to begin with. */
@@ -66,7 +68,11 @@ const KEYS = [
   ["?", "this list"],
 ];
 
-const TITLES = Object.fromEntries(Object.entries(VIEWS).map(([id, [title]]) => [id, title]));
+/** The titles of the views that a scene has. */
+function titlesOf({ grids = [] }: Scene): Record<string, string> {
+  const titles = Object.entries(VIEWS).map(([id, [title]]) => [id, title]);
+  return Object.fromEntries(titles.filter(([id]) => id !== "picture" || grids.length));
+}
 
 /** The page: what is chosen above, a view below. */
 export class App {
@@ -197,13 +203,13 @@ export class App {
     const settings = settingsIn(state);
     if (!settings) return !scene && state.scene !== "";
     const here = scene && typedOf(scene);
-    return !here || (Object.keys(here) as (keyof Settings)[]).some((key) => here[key] !== settings[key]);
+    return !here || (Object.keys(here) as (keyof typeof here)[]).some((key) => here[key] !== settings[key]);
   }
 
   /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
   private async recall(state: State): Promise<void> {
     const settings = settingsIn(state);
-    const model = this.scenes.find((scene) => scene.editable);
+    const model = this.scenes.find(readsTexts);
     let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
     let reason = "";
     if (settings && model) {
@@ -313,7 +319,7 @@ export class App {
   private async walk(number: number): Promise<void> {
     const here = this.sceneOf(this.store.state.scene);
     if (!this.tour?.element.isConnected || !this.home) this.home = this.toured(here).id;
-    const { editable } = this.sceneOf(this.home) ?? this.scenes[0];
+    const editable = readsTexts(this.sceneOf(this.home) ?? this.scenes[0]);
     const steps = (await this.data.tour(this.home)).filter(
       ({ settings, state }) => editable || (!settings && !state.type),
     );
@@ -338,7 +344,7 @@ export class App {
 
   /** The scene of the tour: the one that is shown, unless it was typed, or is a sentence and the example is here. */
   private toured(here: Scene | undefined): Scene {
-    const example = this.scenes.find((scene) => scene.editable && scene.given);
+    const example = this.scenes.find((scene) => readsTexts(scene) && scene.given);
     if (here?.kind === "words") return example ?? here;
     return (here && !/^example-\d+$/.test(here.id) ? here : example) ?? this.scenes[0];
   }
@@ -366,6 +372,8 @@ export class App {
       words: this.words,
       fail: (error) => mine === this.views && this.leaving !== scene.id && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
+      run: (settings, stage) =>
+        this.run({ settings, stage, refines: true, isLatest: () => this.scene.id === scene.id }),
     };
     this.context = context;
     const before = this.view;
@@ -376,7 +384,7 @@ export class App {
     else this.handover.replace(before, this.view, this.line);
     this.mounted = state.view;
     this.drawLine();
-    if (state.type && this.scene.editable) {
+    if (state.type && readsTexts(this.scene)) {
       // A file runs the model at once; a server is not to be asked for every letter.
       const pause = this.data.source.kind === "file" ? 50 : undefined;
       this.editor ??= new Editor(this.scene, (run) => this.run(run), pause);
@@ -396,15 +404,15 @@ export class App {
       ...choices(store, scenes, scene),
       ...buttons(store, this.typedIn(), this.theme, acts),
     );
-    redraw(this.tabs, ...tabsOf(store, TITLES));
+    redraw(this.tabs, ...tabsOf(store, titlesOf(scene)));
     const current = this.tabs.querySelector("[aria-current]");
     if (current) reveal(this.tabs, current);
   }
 
   /** The scene whose text can be changed: the one that is shown, or of a sentence the example beside it. */
   private typedIn(): Scene | undefined {
-    if (this.scene.editable) return this.scene;
-    return this.scene.kind === "words" ? this.scenes.find(({ editable }) => editable) : undefined;
+    if (readsTexts(this.scene)) return this.scene;
+    return this.scene.kind === "words" ? this.scenes.find(readsTexts) : undefined;
   }
 
   /** Opens the help at its beginning: a dialog gives the focus to its first button, which is its last line. */

@@ -2,7 +2,7 @@
 
 import type { Pyramid } from "./numbers/levels";
 import { Recent } from "./recent";
-import type { Source } from "./source/source";
+import type { Numbers, Source } from "./source/source";
 import type { State } from "./state";
 
 export interface Layer {
@@ -32,9 +32,28 @@ export interface Layer {
   sinks?: (number | null)[];
 }
 
-/** Settings of a run; a model of one's own has a text alone. */
+/** Where the patches of a picture, or the frames of a sound, are among the tokens. */
+export interface Grid {
+  kind: "picture" | "sound";
+  /** Whether its tokens are queries and keys, or keys alone, as in cross-attention. */
+  side: "both" | "keys";
+  rows: number;
+  columns: number;
+  /** The token of patch row · columns + column; −1 of a patch without one. */
+  tokens: number[];
+  /** The path of the picture, of so many pixels, null where it is not known. */
+  picture: string | null;
+  width: number;
+  height: number;
+  /** The length of a sound. */
+  seconds: number | null;
+}
+
+/** Settings of a run; a model of one's own has a text alone, and one that reads pictures a picture. */
 export interface Settings {
   text: string;
+  /** The number of a stored picture, or its pixels as base64 of bytes. */
+  picture?: string;
   temperature?: number;
   scaled?: boolean;
   causal?: boolean;
@@ -69,7 +88,15 @@ export interface Scene {
   given?: boolean;
   /** What the model expects next. */
   following?: { token: string; probability: number }[];
+  /** Pictures and sounds among the tokens. */
+  grids?: Grid[];
+  /** What the model makes of a picture, the likeliest first. */
+  odds?: { token: string; probability: number }[];
 }
+
+/** Whether a scene's model runs here on texts that are typed, or on pictures that are drawn. */
+export const readsTexts = ({ editable, settings }: Scene): boolean => editable && settings?.picture === undefined;
+export const readsPictures = ({ editable, settings }: Scene): boolean => editable && settings?.picture !== undefined;
 
 export interface Scenes {
   title: string;
@@ -280,6 +307,9 @@ const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: 
 
 const peakName = ({ scene, layer, head }: HeadAt, i: number): string => `${scene}/${layer}/${head}/${i}`;
 
+const weightsOf = (weights: readonly (number | null)[]): Float32Array =>
+  Float32Array.from(weights, (weight) => weight ?? NaN);
+
 const PAGE = 4096;
 const CELL = 64;
 const TILES_KEPT = 384;
@@ -351,6 +381,7 @@ export class Data {
   private readonly answers = new Recent<Promise<unknown>>(256);
   private readonly tiles = new Recent<Promise<Halves>>(TILES_KEPT);
   private readonly cells = new Recent<Promise<Float32Array>>(64);
+  private readonly files = new Recent<Promise<Numbers>>(8);
   private readonly peaks = new Recent<number>(1024);
   private readonly tokenLists = new Recent<Tokens>(8);
   /** How many answers are on their way, and how many of them are about all heads. */
@@ -468,6 +499,27 @@ export class Data {
       this.tokenLists.set(name, known);
     }
     return known;
+  }
+
+  /** The file of a picture. */
+  async picture(scene: string, name: string): Promise<ArrayBuffer> {
+    return (await this.once(this.files, path(scene, name), () => this.source.numbers(path(scene, name)))).data;
+  }
+
+  /** The weights of a token on the patches of a grid, or of the patches on it, by layer and head. */
+  async heat(scene: string, token: number, side: "row" | "column", grid: number): Promise<Float32Array[][]> {
+    const answer = await this.json<{ layers: (number | null)[][][] }>(
+      path(scene, "heat", [`token=${token}`, `side=${side}`, `grid=${grid}`]),
+    );
+    return answer.layers.map((heads) => heads.map(weightsOf));
+  }
+
+  /** The weights of a token on the patches of a grid through all layers: attention rollout. */
+  async rollout(scene: string, token: number, grid: number): Promise<Float32Array> {
+    const answer = await this.json<{ weights: (number | null)[] }>(
+      path(scene, "rollout", [`token=${token}`, `grid=${grid}`]),
+    );
+    return weightsOf(answer.weights);
   }
 
   /** Every matrix of a head of few tokens. */

@@ -38,6 +38,10 @@ export interface Linked {
   tour: number;
   /** What is put in place of a head that is switched off: zero or mean. */
   without: string;
+  /** What a picture is heated by: a head, the mean of its layer or of all layers, or rollout. */
+  heat: string;
+  /** The picture that is shown, of several. */
+  grid: number;
   /** The part of a map that is seen, as `DeepMap.part` writes it; empty: all of it. */
   zoom: string;
   /** Settings of a scene that was typed, so that a link to it can be followed when it is gone; no text: none was. */
@@ -74,6 +78,8 @@ export const START: Linked = {
   type: false,
   tour: 0,
   without: "zero",
+  heat: "head",
+  grid: 0,
   zoom: "",
   text: "",
   temperature: 1,
@@ -87,6 +93,7 @@ const ALLOWED: { [K in keyof State]?: readonly string[] } = {
   tone: ["linear", "root", "log"],
   scale: ["auto", ...Object.keys(SCALES)],
   without: ["zero", "mean"],
+  heat: ["head", "layer", "all", "rollout"],
 };
 
 /** Numbers that are no indices. */
@@ -121,7 +128,7 @@ type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
 /** What the address holds of a scene: its settings, if somebody typed them. */
 export function typedOf(scene: Scene | undefined): Typed {
   const { temperature, scaled, causal } = START;
-  const { text, ...others } = (!scene?.given && scene?.settings) || START;
+  const { text = "", ...others } = (!scene?.given && scene?.settings) || START;
   return {
     text,
     temperature: others.temperature ?? temperature,

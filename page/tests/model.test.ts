@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 
-import { dots } from "../src/model/model";
+import { dots } from "../src/model/blocks";
 import { looped, productBy } from "../src/model/product";
 
 const numbers = (count: number, seed: number): Float32Array =>

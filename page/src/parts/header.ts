@@ -3,7 +3,7 @@
 import type { Scene } from "../data";
 import { choice, h } from "../dom";
 import { count } from "../numbers/format";
-import type { Store } from "../state";
+import { START, type Store } from "../state";
 
 export type Theme = "auto" | "light" | "dark";
 
@@ -29,7 +29,13 @@ export function choices(store: Store, scenes: readonly Scene[], scene: Scene): H
   const layers = named(scene.layers.map((one) => one.number));
   const pick = (id: string): void => {
     const same = scenes.find((one) => one.id === id)?.editable && scene.editable; // the same head of the same model
-    store.set({ scene: id, i: -1, j: -1, ...(same ? {} : { layer: -1, head: -1 }) });
+    store.set({ scene: id, i: -1, j: -1, ...(same ? {} : { layer: -1, head: -1 }), ...viewFor(id) });
+  };
+  /** A picture is first seen as one, and a text has none. */
+  const viewFor = (id: string): { view?: string } => {
+    const pictures = Boolean(scenes.find((one) => one.id === id)?.grids?.length);
+    if (pictures === Boolean(scene.grids?.length)) return {};
+    return pictures ? { view: "picture" } : state.view === "picture" ? { view: START.view } : {};
   };
   const batch = (to: string): void => store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` });
   return [

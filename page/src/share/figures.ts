@@ -12,6 +12,7 @@ import { ablationFigure, scaleFigure } from "./effects";
 import { capital, nameOfHead, ofText, printed, printedLook, TONES, WIDE } from "./frame";
 import { drawMap, drawScale, partOf, ROOM } from "./maps";
 import { drawHeads, overviewFigure, tokenFigure } from "./overviews";
+import { onPictureFigure } from "./pictures";
 import { profilesFigure } from "./profiles";
 
 /** Where on the scale of colours arcs begin, that none is as light as the paper. */
@@ -29,6 +30,7 @@ const figures: Record<string, (context: Context) => Promise<Drawing>> = {
   steps: stepsFigure,
   ablation: ablationFigure,
   arcs: arcsFigure,
+  picture: onPictureFigure,
 };
 
 /** What a view shows, as a drawing with a caption. */

@@ -141,16 +141,29 @@ export function drawScale(drawing: Drawing, picture: Picture, level: number, x: 
   const { look } = picture;
   const top = picture.top(level);
   const scale = picture.signed ? signedScale(look.scale) : SCALES[look.scale];
-  const [width, steps] = [180, 60];
-  for (let k = 0; k < steps; k++)
-    drawing.box(x + (k * width) / steps, y, width / steps + 0.2, 10, css(ramp(scale, (k + 0.5) / steps)));
-  for (const place of [0, 0.5, 1]) {
+  const words = [0, 0.5, 1].map((place) => {
     const at = picture.signed
       ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone)
       : weightAt(place, top, look.tone);
-    const anchor = place === 0 ? "start" : place === 1 ? "end" : "middle";
     const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
-    const text = least + figure(at || 0, 2);
-    drawing.text(x + place * width, y + 23, text, { size: 10, fill: SOFT, anchor });
-  }
+    return least + figure(at || 0, 2);
+  });
+  drawRamp(drawing, scale, words, x, y);
+}
+
+/** A bar of colours, and what stands below its beginning, its middle and its end. */
+export function drawRamp(
+  drawing: Drawing,
+  scale: Parameters<typeof ramp>[0],
+  words: readonly string[],
+  x: number,
+  y: number,
+): void {
+  const [width, steps] = [180, 60];
+  for (let k = 0; k < steps; k++)
+    drawing.box(x + (k * width) / steps, y, width / steps + 0.2, 10, css(ramp(scale, (k + 0.5) / steps)));
+  words.forEach((text, k) => {
+    const anchor = (["start", "middle", "end"] as const)[k];
+    drawing.text(x + (k * width) / 2, y + 23, text, { size: 10, fill: SOFT, anchor });
+  });
 }

@@ -1,12 +1,15 @@
-import type { Earlier, Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
+import type { Earlier, Heads, Layer, Profile, Scene, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { sinkShare } from "../numbers/sinks";
 import { earlierOf } from "./earlier";
+import { heatOf, rolloutOf } from "./heats";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
+import type { ModelRuns, Traced } from "./runs";
 import { TypedTexts, type StoredModel } from "./typed";
+import { TypedPictures, type StoredViT } from "./typedpictures";
 import { bytesOf } from "../numbers/base64";
 import { Kernels } from "./kernels";
 import {
@@ -27,8 +30,8 @@ export interface StoredData {
   exact: Record<string, StoredHead>;
   /** Modules of rules, in base64. */
   modules?: string[];
-  /** The example model, for texts that are typed. */
-  model?: StoredModel;
+  /** The example model, for texts that are typed or pictures that are drawn. */
+  model?: StoredModel | StoredViT;
 }
 
 /** The data as a file has it: the answers may be JSON that is deflated, in base64. */
@@ -50,7 +53,7 @@ const LOOKED_AT = 7;
 /** Tiles of one head that are held as numbers, 256 KB each: a row of them up to 8,192 keys. */
 const DECODED = 32;
 
-type Stored = { f16?: string; f32?: string } | undefined;
+type Stored = { f16?: string; f32?: string; bytes?: string } | undefined;
 
 /** A page that was saved: it answers itself, from what it holds and from what can be computed of that. */
 export class FileSource implements Source {
@@ -59,7 +62,7 @@ export class FileSource implements Source {
   progress = (): void => {};
   private readonly heads = new Map<string, Weights>();
   private readonly kernels: Kernels;
-  private readonly typed: TypedTexts | null;
+  private readonly typed: ModelRuns<Traced> | null;
 
   constructor(private readonly data: StoredData) {
     this.kernels = new Kernels(data.modules ?? []);
@@ -87,6 +90,7 @@ export class FileSource implements Source {
     const typed = await this.typed?.json(scene, what, place.split("/").slice(3), new URLSearchParams(query));
     if (typed !== undefined) return typed;
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
+    if (what === "heat" || what === "rollout") return this.onGrid(scene, what, new URLSearchParams(query));
     if (what === "earlier") return this.earlier(scene, Number(layer), Number(head), Number(i), Number(j));
     if (what === "step") {
       const weights = this.steps(`${scene}/${layer}/${head}`);
@@ -106,10 +110,12 @@ export class FileSource implements Source {
 
   private async found(path: string): Promise<ArrayBuffer> {
     const stored = this.data.answers[path] as Stored;
-    const text = stored?.f16 ?? stored?.f32;
+    const text = stored?.f16 ?? stored?.f32 ?? stored?.bytes;
     if (text !== undefined) return bytesOf(text);
     const [place, query = ""] = path.split("?");
     const [, scene, what, layer, head, ...rest] = place.split("/");
+    const file = this.typed?.file(scene, place.split("/").slice(2).join("/"));
+    if (file) return file;
     const options = new URLSearchParams(query);
     if (what === "thumbs") {
       const { heads } = this.layersOf(scene)[Number(layer)] ?? { heads: 0 };
@@ -150,8 +156,12 @@ export class FileSource implements Source {
     return new Float32Array(bytesOf(text));
   }
 
+  private sceneOf(scene: string): Pick<Scene, "layers" | "grids"> {
+    return this.scenes().scenes.find(({ id }) => id === scene) ?? { layers: [] };
+  }
+
   private layersOf(scene: string): Layer[] {
-    return this.scenes().scenes.find(({ id }) => id === scene)?.layers ?? [];
+    return this.sceneOf(scene).layers;
   }
 
   /** Where one query looks in every head. */
@@ -171,6 +181,17 @@ export class FileSource implements Source {
       }
     }
     return rows;
+  }
+
+  /** The weights of a token on a picture. */
+  private onGrid(scene: string, what: string, options: URLSearchParams): Promise<unknown> {
+    const { layers, grids = [] } = this.sceneOf(scene);
+    const grid = grids[Number(options.get("grid"))];
+    if (!grid) throw absent();
+    const of = (layer: number, head: number): Weights => this.weights(`${scene}/${layer}/${head}`);
+    const token = Number(options.get("token"));
+    if (what === "rollout") return rolloutOf(layers, of, grid, token);
+    return heatOf(layers, of, grid, token, options.get("side") ?? "row");
   }
 
   /** The earlier heads that wrote what a head reads at key j. */
@@ -227,14 +248,15 @@ export class FileSource implements Source {
   }
 }
 
-/** Who answers about typed texts, if the file holds the model. */
-function typedIn({ answers, model }: StoredData): TypedTexts | null {
+/** Who answers about typed texts and drawn pictures, if the file holds the model. */
+function typedIn({ answers, model }: StoredData): ModelRuns<Traced> | null {
   if (!model) return null;
-  const [given] = (answers["api/scenes"] as Scenes).scenes;
-  const of = (what: string): unknown => answers[`api/${given.id}/${what}`];
+  const [scene] = (answers["api/scenes"] as Scenes).scenes;
+  const of = (what: string): unknown => answers[`api/${scene.id}/${what}`];
   const profiles = Object.entries(of("profiles/0/0") as Record<string, Profile>);
   const labels = Object.fromEntries(profiles.map(([name, { label }]) => [name, label]));
-  return new TypedTexts(model, given, of("heads") as Heads, answers["api/words"] as Words, labels);
+  const given = { scene, heads: of("heads") as Heads, words: answers["api/words"] as Words, labels };
+  return "vit" in model ? new TypedPictures(model, given) : new TypedTexts(model, given);
 }
 
 function absent(): Refused {

@@ -1,31 +1,15 @@
 /** Texts that are typed into a saved file which holds the example model: scenes, as the server answers about them. */
 
-import type {
-  Ablation,
-  Ablations,
-  Expected,
-  Heads,
-  HeadRow,
-  Layer,
-  Matrix,
-  More,
-  Scene,
-  Settings,
-  Told,
-  Words,
-} from "../data";
-import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
-import { dots, encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
-import { outlineOf, told } from "../model/outlines";
+import type { Ablation, Ablations, Expected, Matrix, More, Scene, Settings } from "../data";
+import { byChance } from "../model/heads";
+import { encoded, losses, Model, shares, type Options, type Trace } from "../model/model";
 import { productBy, type Product } from "../model/product";
 import { bytesOf } from "../numbers/base64";
 import { scoreText } from "../numbers/format";
-import { halfValues } from "../numbers/half";
-import { perPixel } from "../numbers/levels";
 import { filled } from "../parts/terms";
 import { matricesOf, six } from "./matrices";
+import { ModelRuns, type Given, type Run } from "./runs";
 import { Refused } from "./source";
-import { ComputedWeights, pyramidOf, tileOf } from "./weights";
 
 /** The model that a file holds, and what is said of its scenes. */
 export interface StoredModel {
@@ -39,59 +23,27 @@ export interface StoredModel {
 
 /** Tokens of a text at most: every head's weights are looked at whole. */
 const LONGEST = 1024;
-/** Scenes made by typing that are kept. */
-const RUNS = 8;
 /** Next tokens that are told of, and the probability that is worth it. */
 const LIKELIEST = 5;
 const LEAST_SHARE = 0.005;
-/** Pairs that a variance is taken over, and orders of features that it is averaged over. */
-const PAIRS = 2048;
 
-/** One text as the model reads it. */
-interface Run {
-  scene: Scene;
-  trace: Trace;
-  weights: ComputedWeights[][];
-  summaries: Summary[][] | null;
-}
-
-export class TypedTexts {
+export class TypedTexts extends ModelRuns<Trace> {
   private loaded: Model | null = null;
-  private readonly runs = new Map<string, Run>();
-  /** The last scene of each stage of typing. */
-  private readonly stages = new Map<string, string>();
-  private number = 1;
 
   constructor(
     private readonly stored: StoredModel,
-    /** The scene that the file was saved with. */
-    private readonly given: Scene,
-    private readonly heads: Heads,
-    private readonly words: Words,
-    private readonly labels: Record<string, string>,
-  ) {}
-
-  get scenes(): Scene[] {
-    return [...this.runs.values()].map(({ scene }) => scene).filter(({ id }) => id !== this.given.id);
+    given: Given,
+  ) {
+    super(given);
   }
 
-  /** Runs a text. `replaces`: a stage of typing, whose last scene goes; `keeps`: a scene that stays. */
-  run(of: string, body: Partial<Settings> & { replaces?: string; keeps?: string; continue?: More }): Scene {
-    const { replaces = "", keeps = "", continue: more, ...given } = body;
-    const before = this.runOf(of).scene.settings as Settings;
-    const settings = { ...before, ...given, ...(more ? { text: before.text + this.next(of, more) } : {}) };
-    const same = (scene: Scene): boolean => JSON.stringify(scene.settings) === JSON.stringify(settings);
-    const known = [this.given, ...this.scenes].find(same);
-    const replaced = this.stages.get(replaces) ?? replaces;
-    if (![known?.id, this.given.id, keeps].includes(replaced)) this.runs.delete(replaced);
-    const scene = known ?? this.made(`example-${++this.number}`, settings).scene;
-    if (replaces) this.stages.set(replaces, scene.id);
-    if (known) return known;
-    for (const id of this.scenes.map((one) => one.id)) {
-      if (this.runs.size <= RUNS) break;
-      if (id !== keeps && id !== scene.id) this.runs.delete(id);
-    }
-    return scene;
+  protected get product(): Product {
+    return this.model.product;
+  }
+
+  protected settingsOf(before: Scene, given: Partial<Settings>, more?: More): Settings {
+    const settings = { ...(before.settings as Settings), ...given };
+    return more ? { ...settings, text: settings.text + this.next(before.id, more) } : settings;
   }
 
   /** The character that goes on with a scene's text: the likeliest that can be printed, or a drawn one. */
@@ -112,11 +64,6 @@ export class TypedTexts {
     return { i, likeliest: followingOf(all), actual: actual === undefined ? null : of(actual) };
   }
 
-  weights(id: string, layer: number, head: number): ComputedWeights | undefined {
-    return this.runs.get(id)?.weights[layer]?.[head];
-  }
-
-  /** What the server answers about a typed scene; undefined of what follows from its weights. */
   async json(id: string, what: string, rest: readonly string[], options: URLSearchParams): Promise<unknown> {
     const [layer, head] = rest.map(Number);
     if (what === "ablations") return this.ablations(id, options.get("how") ?? "zero");
@@ -124,20 +71,7 @@ export class TypedTexts {
       return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
     if (what === "expected") return this.expected(id, Number(options.get("i")));
     if (what === "matrices") return { matrices: await this.matrices(this.runOf(id), layer, head) };
-    const run = this.runs.get(id);
-    if (!run || id === this.given.id) return undefined;
-    if (what === "tokens") {
-      const tokens = tokensOf(run.trace.ids, (run.scene.settings as Settings).text);
-      const start = Number(options.get("start"));
-      return { start, total: tokens.length, tokens: tokens.slice(start, Number(options.get("stop"))) };
-    }
-    if (what === "heads") return this.headsOf(run);
-    if (what === "finding") return findingOf(this.rowsOf(run));
-    if (what === "claims") return { heads: run.weights[layer].map((weights) => this.claims(run, weights)) };
-    if (what === "map") return this.map(run.weights[layer][head]);
-    if (what === "profiles") return this.summariesOf(run)[layer][head].profiles;
-    if (what === "variance") return varianceOf(run.weights[layer][head]);
-    return undefined;
+    return super.json(id, what, rest, options);
   }
 
   private get model(): Model {
@@ -148,15 +82,7 @@ export class TypedTexts {
     ));
   }
 
-  /** The run of a scene; the file's own is run when it is first asked for. */
-  private runOf(id: string): Run {
-    const run = this.runs.get(id);
-    if (run) return run;
-    if (id !== this.given.id) throw new Refused(`there is no scene ${id}: it was given up for later ones`, 404);
-    return this.made(id, this.given.settings as Settings, this.given);
-  }
-
-  private made(id: string, settings: Settings, given?: Scene): Run {
+  protected traceOf(settings: Settings): Trace {
     const { text } = settings;
     if (!text) throw new Refused("text is empty: give at least one character", 422);
     const half = text.search(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/);
@@ -164,93 +90,27 @@ export class TypedTexts {
     const ids = encoded(text);
     const most = `a saved page reads at most ${LONGEST.toLocaleString("en")}`;
     if (ids.length > LONGEST) throw new Refused(`text is too long: ${ids.length} tokens, ${most}`, 422);
-    const trace = this.model.run(ids, settings as Options);
-    const { d } = this.model;
-    const n = ids.length;
-    const about = { n_q: n, n_k: n, d, d_v: d, scale: trace.scale, causal: trace.causal, offset: 0 };
-    const rules = { mask: trace.causal ? "causal()" : "", score: "" };
-    const weights = trace.layers.map(({ heads }) =>
-      heads.map((arrays) => new ComputedWeights({ ...about, ...rules, sink: false, no_values: "" }, arrays)),
-    );
-    const run = { scene: given ?? this.described(id, settings, trace), trace, weights, summaries: null };
-    this.runs.set(id, run);
-    return run;
+    return this.model.run(ids, settings as Options);
   }
 
-  private described(id: string, settings: Settings, trace: Trace): Scene {
+  protected tokensOf({ trace, scene }: Run<Trace>): string[] {
+    return tokensOf(trace.ids, (scene.settings as Settings).text);
+  }
+
+  protected about(settings: Settings, trace: Trace): Partial<Scene> {
     const n = trace.ids.length;
     const start = Array.from(settings.text.split(/\s+/).filter(Boolean).join(" "));
     const { text, least } = this.stored.caution;
-    const chance = byChance(trace.ids, this.given.prefix);
+    const chance = byChance(trace.ids, this.given.scene.prefix);
     const cautioned = chance >= least ? [filled(text, { score: scoreText(chance) })] : [];
-    const { causal, scale } = trace;
-    const layer = (one: Layer): Layer => ({ ...one, n_q: n, n_k: n, causal, scale, rules: causal ? "causal()" : "" });
     return {
-      ...this.given,
-      id,
       name: start.length <= 40 ? start.join("") : `${start.slice(0, 39).join("")}…`,
       note: [this.stored.note, ...cautioned].join("; "),
-      n_tokens: n,
-      layers: this.given.layers.map(layer),
-      settings,
-      given: false,
       following: followingOf(shares(trace, n - 1)),
     };
   }
 
-  private summariesOf(run: Run): Summary[][] {
-    const { ids, causal } = run.trace;
-    return (run.summaries ??= run.weights.map((heads) =>
-      heads.map((weights) => {
-        const row = rowsOf(this.model.product, weights);
-        return summaryOf(row, weights.lse, ids, this.given.prefix, causal, this.labels);
-      }),
-    ));
-  }
-
-  private claims({ trace, scene }: Run, weights: ComputedWeights): Told[] {
-    const n = trace.ids.length;
-    const row = rowsOf(this.model.product, weights);
-    const whole = new Float32Array(n * n);
-    for (let i = 0; i < n; i++) whole.set(row(i), i * n);
-    const { ids, causal } = trace;
-    const claims = outlineOf({ weights: whole, ids, prefix: this.given.prefix, causal });
-    return told(claims, tokensOf(ids, (scene.settings as Settings).text), causal, this.words);
-  }
-
-  private rowsOf(run: Run): HeadRow[] {
-    return this.summariesOf(run).flatMap((heads, layer) => heads.map((one, head) => headRow(layer, head, one)));
-  }
-
-  private headsOf(run: Run): Heads {
-    const rows = this.rowsOf(run);
-    const high = Math.max(...rows.map(({ scores }) => scores.entropy ?? 0)) || 1;
-    return { columns: this.heads.columns.map((one) => (one.name === "entropy" ? { ...one, high } : one)), rows };
-  }
-
-  private async map(weights: ComputedWeights): Promise<object> {
-    const pyramid = pyramidOf(weights);
-    const { n_q, n_k, tile } = pyramid;
-    const largest = (bits: Uint16Array): number => bits.reduce((most, x) => Math.max(most, halfValues[x] || 0), 0);
-    const highest = async (level: number, kind: string): Promise<number> => {
-      const across = 2 ** level; // tiles at most
-      let most = 0;
-      for (let y = 0; y < across; y++) {
-        for (let x = 0; x < across; x++) {
-          const step = tile * perPixel(pyramid, level);
-          if (x * step < n_k && y * step < n_q)
-            most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
-        }
-      }
-      return most;
-    };
-    const levels = pyramid.max_level + 1;
-    const mass = await Promise.all(Array.from({ length: levels }, (_, level) => highest(level, "mass")));
-    const top = mass[levels - 1];
-    return { ...pyramid, levels, maximum: { mass, max: Array<number>(levels).fill(top) }, done: 1 };
-  }
-
-  private async matrices(run: Run, layer: number, head: number): Promise<Matrix[]> {
+  private async matrices(run: Run<Trace>, layer: number, head: number): Promise<Matrix[]> {
     const { model } = this;
     const { width, rotary } = model.config;
     const { d } = model;
@@ -359,46 +219,4 @@ function tokensOf(ids: Uint8Array, text: string): string[] {
   for (const c of text) tokens.push(c, ..."₂₃₄".slice(0, encoded(c).length - 2));
   if (tokens.length !== ids.length) throw new Error("a token for each byte");
   return tokens;
-}
-
-/** Rows of weights, 0 where a key is hidden; each is asked for once. */
-function rowsOf(product: Product, weights: ComputedWeights): (i: number) => Float32Array {
-  const { n_k, d, q, k, lse, scale } = weights;
-  const { rows, width } = dots(product, q, k, d);
-  return (i) => {
-    const row = rows.subarray(i * width, i * width + n_k);
-    for (let j = 0; j < n_k; j++) row[j] = weights.sees(i, j) ? Math.exp(scale * row[j] - lse[i]) : 0;
-    return row;
-  };
-}
-
-/** Var(q · k) over random pairs, of 1, 2, …, d of their features. */
-function varianceOf({ n_q, n_k, d, q, k }: ComputedWeights): { d: number; variance: number[] } {
-  let state = 1;
-  const below = (n: number): number => {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    return Math.floor((state / 2 ** 32) * n);
-  };
-  const products = Array.from({ length: PAIRS }, () => {
-    const [i, j] = [below(n_q), below(n_k)];
-    return Array.from({ length: d }, (_, a) => q[i * d + a] * k[j * d + a]);
-  });
-  return { d, variance: meanVariances(products) };
-}
-
-const variance = (x: number[]): number => {
-  const mean = x.reduce((sum, y) => sum + y, 0) / x.length;
-  return x.reduce((sum, y) => sum + (y - mean) ** 2, 0) / x.length;
-};
-
-/**
- * The mean variance of the sums of m features, m = 1, …, d, over all orders of the features: m/d · T + m (m − 1) /
- * (d (d − 1)) · (V − T). T sums the features' variances, V is the variance of their sum.
- */
-export function meanVariances(products: number[][]): number[] {
-  const d = products[0].length;
-  const features = Array.from({ length: d }, (_, a) => variance(products.map((x) => x[a])));
-  const T = features.reduce((sum, y) => sum + y, 0);
-  const V = variance(products.map((x) => x.reduce((sum, y) => sum + y, 0)));
-  return features.map((_, at) => ((at + 1) / d) * T + (((at + 1) * at) / Math.max(1, d * (d - 1))) * (V - T));
 }

@@ -33,6 +33,7 @@ VIEWS = {
     "steps": "From query, key and value to the output: every matrix of a head, one row of it, and one pair of tokens.",
     "ablation": "Where a head looks does not say that it matters: switch it off, and see what the model then expects.",
     "arcs": "An arc leads from a token that looks to one it looks at; thicker is more.",
+    "picture": "Where a token looks on the picture, or along the sound; or what looks at the patches that you choose.",
 }
 """A line for each view. {more} is one of `MORE`, {sum} one of `SUMS`."""
 

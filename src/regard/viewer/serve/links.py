@@ -6,7 +6,9 @@ from urllib.parse import urlencode
 from regard.viewer.scene.labels import place_of
 from regard.viewer.scene.scenes import Scene
 
-VIEWS = ("overview", "heads", "map", "text", "token", "compare", "profiles", "scale", "steps", "ablation", "arcs")
+VIEWS = (
+    "overview", "heads", "map", "text", "token", "compare", "profiles", "scale", "steps", "ablation", "arcs", "picture",
+)  # fmt: skip
 
 
 def fragment(

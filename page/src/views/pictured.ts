@@ -1,0 +1,71 @@
+/** What is shown on a picture, or along a sound: what is chosen, and the weights of it. */
+
+import type { Grid } from "../data";
+import { placeName, sumOf } from "../numbers/grids";
+import { chosenOf, shownOf, type Chosen } from "../numbers/heats";
+import type { HeatLook } from "../parts/heatpicture";
+import type { State } from "../state";
+import { chosen, headAt, headName, named, type Context } from "./view";
+
+/** Colours of heat: unless others were chosen, some that are told from a picture in grey. */
+export const heatLook = ({ scale, tone }: State): HeatLook => ({ scale: scale === "auto" ? "viridis" : scale, tone });
+
+/** The picture that is shown, none in a text without one. */
+export const gridOf = ({ scene, store }: Pick<Context, "scene" | "store">): Grid | undefined =>
+  scene.grids?.[store.state.grid] ?? scene.grids?.[0];
+
+/** What is chosen on a picture. */
+export function chosenOn(context: Context, grid: Grid): Chosen {
+  const { i, j } = chosen(context);
+  return chosenOf(grid, context.store.state, i, j);
+}
+
+/** The weights of all heads on the patches; null where those that look have none. */
+export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chosen): Promise<Float32Array[][] | null> {
+  const { data, store, scene } = context;
+  const number = Math.max(0, scene.grids?.indexOf(grid) ?? 0);
+  if (!by) return data.heat(store.state.scene, tokens[0], "row", number);
+  if (grid.side === "keys") return null;
+  const all = await Promise.all(tokens.map((token) => data.heat(store.state.scene, token, "column", number)));
+  return all[0].map((heads, l) => heads.map((_, k) => sumOf(all.map((one) => one[l][k]))));
+}
+
+/** The weights that are shown large; null where those that look have no patches. */
+export async function heatOf(context: Context, grid: Grid, at: Chosen): Promise<Float32Array | null> {
+  const { data, store, scene } = context;
+  const { state } = store;
+  if (state.heat === "rollout" && !at.by)
+    return data.rollout(state.scene, at.tokens[0], Math.max(0, scene.grids?.indexOf(grid) ?? 0));
+  const heads = await heatsOf(context, grid, at);
+  return heads && shownOf(heads, state);
+}
+
+/** The picture of a grid. */
+export async function imageOf({ data, store }: Context, { picture }: Grid): Promise<ImageBitmap | null> {
+  return picture === null ? null : createImageBitmap(new Blob([await data.picture(store.state.scene, picture)]));
+}
+
+/** The weights of a head on tokens that are no patches, or of them on what is chosen. */
+export async function onWords({ data, store }: Context, { by, tokens }: Chosen): Promise<Float32Array | null> {
+  if (store.state.heat !== "head") return null;
+  const at = headAt(store.state);
+  if (!by) return data.row(at, tokens[0]);
+  return sumOf(await Promise.all(tokens.map((token) => data.column(at, token))));
+}
+
+/** What is chosen, in a few words. */
+export async function titleOf(context: Context, grid: Grid, at: Chosen): Promise<string> {
+  const [token] = at.tokens;
+  const region = at.patches.length > 1 ? `${at.patches.length} patches` : "";
+  const place = at.patches.length === 1 ? placeName(grid, at.patches[0]) : region;
+  const name = place || (await named(context, at.by ? "key" : "query", token));
+  return at.by ? `What looks at ${name}` : `Where ${name} looks`;
+}
+
+/** What the heat is of. */
+export function heatName({ scene }: Context, { heat, layer, head }: State): string {
+  const { number } = scene.layers[layer];
+  if (heat === "layer") return `the mean of layer ${number}`;
+  if (heat === "all") return "the mean of all heads";
+  return heat === "rollout" ? "rollout over all layers" : headName(scene, layer, head);
+}
