@@ -1,21 +1,22 @@
 """The sums of a part are those that the engine promises."""
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import regard
-from regard.core.problem import CallPart, Outputs
+from regard.core.problem import CallPart, Carried, Outputs
 from regard.core.statistics import ENTROPY
 from regard.engines import choose
 from regard.ops.normalization import problem_from
-from regard.parallel.programs import part_of
+from regard.parallel.programs import part_of, untrained
 
 
 @pytest.mark.parametrize("engine", ["tiled", "cpu"])
-@pytest.mark.parametrize("gradients", ["", "query", "key"])
+@pytest.mark.parametrize("gradients", ["query", "key", "query and key"])
 @pytest.mark.parametrize(
     ("n", "dtype", "entropy"), [(300, "float32", True), (70, "bfloat16", False), (5, "float64", True)]
 )
@@ -26,11 +27,20 @@ def test_shapes_and_dtypes(n: int, dtype: str, entropy: bool, gradients: str, en
     p = problem_from(q, k, v, causal=True, score=regard.softcap(9.0), observe=[ENTROPY] if entropy else [])
     found = choose(p, engine)
     outputs, _ = found.forward(p, None, p.new_low())
-    part = CallPart(p.n_q, p.keys, True, False, gradients, {})
-    piece = replace(part_of(p, part, range(n), range(n), q, k, v), observe=p.observe)
-    if gradients:
-        found.backward(piece, outputs, Outputs(q, None, None))
-    else:
+    query, key = (Carried(True, False, {}) if name in gradients else None for name in ("query", "key"))
+    part = CallPart(p.n_q, p.keys, query, key, p.bias_axes)
+    piece = replace(part_of(untrained(p), part, range(n), range(n), q, k, v), observe=p.observe)
+    if gradients == "query":
+        assert query is not None
         found.forward(piece, None, p.new_low())
-    sums = {name: (x.shape, x.dtype) for name, x in part.sums.items() if name != "sink"}
-    assert found.carried(piece, p.new_low() is not None) == sums
+        assert like(query.sums) == found.carried(piece, p.new_low() is not None)
+        query.sums.clear()
+    found.backward(piece, outputs, Outputs(q, None, None))
+    names = [name for x, names in ((query, ["query"]), (key, ["key", "value"])) if x is not None for name in names]
+    sums = {name: x for of in (query, key) if of is not None for name, x in of.sums.items() if name != "sink"}
+    assert like(sums) == {name: p.gradient_sums[name] for name in names}
+
+
+def like(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the shapes and dtypes of arrays."""
+    return {name: (x.shape, x.dtype) for name, x in arrays.items()}

@@ -15,8 +15,10 @@ from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import ENTROPY
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
-from regard.parallel import programs, together
+from regard.parallel import programs, sight, together
 from regard.parallel.dealing import Deal
+from regard.parallel.gradients import RankGradients
+from regard.parallel.pipeline import pipeline_of
 from regard.parallel.programs import Rank
 from regard.parallel.sight import sight_of
 
@@ -61,9 +63,9 @@ def outputs_of(parts: list[Outputs], deal: Deal) -> Outputs:
 def over_ranks(p: Problem, engine: Engine, deal: Callable[[int, int], Deal], ranks: int, ct: Outputs, low: bool) -> Any:
     """Outputs and gradients of all ranks, joined."""
     rows, keys = deal(p.n_q, ranks), deal(p.n_k, ranks)
-    sight = sight_of(p, rows, keys)
+    tiles = sight_of(p, rows, keys)
     arrays = zip(shards(p.query, rows), shards(p.key, keys), shards(p.value, keys), strict=True)
-    every = [Rank(p, engine, sight, n, *own) for n, own in enumerate(arrays)]
+    every = [Rank(p, engine, tiles, n, *own) for n, own in enumerate(arrays)]
     outs = together.run([rank.forward(low) for rank in every])
     own_ct = zip(shards(ct.out, rows), shards(ct.lse, rows, -1), shards(ct.entropy, rows, -1), strict=True)
     known = list(zip(every, outs, [Outputs(*x) for x in own_ct], strict=True))
@@ -76,7 +78,19 @@ def over_ranks(p: Problem, engine: Engine, deal: Callable[[int, int], Deal], ran
         value=joined([x.value for x in others], keys),
         sink=None if sink is None else sink.sum(axis=(*range(sink.ndim - 2), sink.ndim - 1)),
     )
-    return outputs_of(outs, rows), g
+    plan = pipeline_of(p, rows, keys)
+    programs_ = [
+        RankGradients.of(p, engine, plan, x.rank, (x.query, x.key, x.value), out, own).run(rows)
+        for x, out, own in known
+    ]
+    every_g = together.run(programs_)
+    both = replace(
+        every_g[0],
+        query=joined([x.query for x in every_g], rows),
+        key=joined([x.key for x in every_g], keys),
+        value=joined([x.value for x in every_g], keys),
+    )
+    return outputs_of(outs, rows), g, both
 
 
 def check(p: Problem, engine: Engine, name: str) -> None:
@@ -90,11 +104,14 @@ def check(p: Problem, engine: Engine, name: str) -> None:
     ct = Outputs(*draw)
     g = engine.backward(p, expected, ct)
     ranks, deal = DEALS[name]
-    outputs, got = over_ranks(p, engine, deal, ranks, ct, low is not None)
+    outputs, got, both = over_ranks(p, engine, deal, ranks, ct, low is not None)
     pairs = [(x, getattr(outputs, x), getattr(expected, x)) for x in ("out", "lse", "entropy", "low")]
     pairs += [(f"d{x}", getattr(got, x), getattr(g, x)) for x in ("query", "key", "value")]
     if p.sink is not None and p.sink.shape == (p.heads,):  # one process may sum its rows in another order
         np.testing.assert_allclose(got.sink, g.sink, rtol=1e-4, atol=1e-4)
+    pairs += [(f"d{x} of all", getattr(both, x), getattr(g, x)) for x in ("query", "key", "value", "bias", "sink")]
+    for table, x in g.tables.items():
+        np.testing.assert_allclose(both.tables[table], x, rtol=1e-4, atol=1e-4)
     for x, a, b in pairs:
         assert (a is None) == (b is None), x
         if a is not None:
@@ -111,6 +128,12 @@ def test_every_case(case: Case, deal: str, engine: str) -> None:
 
 
 N = 2100
+
+
+def random(*shape: int) -> Array:
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "everything": {},
@@ -124,6 +147,12 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "sink": {"causal": True, "sink": np.array([0.5, -1.0])},
     "padding left": {"mask": regard.padding(np.array([1300]), side="left")},
+    "bias": {"causal": True, "bias": random(2, N, N)},
+    "bias of all heads": {"mask": regard.window(300), "bias": random(N, N)},
+    "bias of keys": {"causal": True, "bias": random(2, 1, N)},
+    "bias of keys of all heads": {"bias": random(N)},
+    "bias of rows": {"causal": True, "bias": random(2, N, 1)},
+    "bias of heads, sink": {"causal": True, "bias": random(2, 1, 1), "sink": np.array(0.5)},
     "NaN behind the mask": {"mask": ~regard.mask(lambda b, h, i, j: (j >= 700) & (j < 900))},
 }
 KINDS = [(name, "float32") for name in WAYS] + [
@@ -177,6 +206,6 @@ def test_scores_whose_weights_lse_cannot_give() -> None:
 def test_these_tests_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, N, 8), dtype=np.float32)
     p = problem_from(q, k, v, causal=True)
-    monkeypatch.setattr(programs, "KEY_STEP", 1024 + 128)  # splits that begin elsewhere
+    monkeypatch.setattr(sight, "KEY_STEP", 1024 + 128)  # splits that begin elsewhere
     with pytest.raises(AssertionError):
         check(p, choose(p, "tiled"), "3 stripes")

@@ -64,12 +64,28 @@ class Differential:
     metric: Array | None = None
 
 
-ROW_STEP, KEY_STEP = 768, 1024
-"""Rows and keys at multiples of which a `CallPart` may begin: whole query blocks and key splits of every engine."""
+ROW_BLOCK, ROW_STEP, KEY_STEP = 384, 768, 1024
+"""Positions at multiples of which a `CallPart` may begin: rows, rows of long parts, and keys.
+
+They are whole query blocks and key splits of every engine.
+"""
 
 
-Carried = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-"""The shapes and dtypes of the sums that go on from a `CallPart`, by name."""
+SumShapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""The shapes and dtypes of sums, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """Sums that go on from part to part.
+
+    first, last: there is no part before, or after. sums: what goes on, by name; an engine writes it, and returns
+    results for the last part alone.
+    """
+
+    first: bool
+    last: bool
+    sums: dict[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +94,29 @@ class CallPart:
 
     Only `regard.parallel` makes them. Sums go on from part to part, so that the last has the bits of the whole: those
     of forward, and the gradient of the query, over parts of the keys in ascending order; the gradients of key and value
-    over parts of the rows in descending order. rows, keys: the numbers of the whole. first, last: there is no part
-    before, or after. gradients: of the query ("query"), or of key and value ("key"). sums: what goes on, by name; an
-    engine writes it, and returns results for the last part alone. The weights are those of an lse over all keys.
+    over parts of the rows in descending order. rows, keys: the numbers of the whole. query: the sums of forward, or of
+    the gradient of the query; key: those of the gradients of key and value; None for gradients that are not computed.
+    bias_axes: those of the whole call. The weights are those of an lse over all keys.
+
+    A bias with rows and keys, and tables, get the sums of the part's own pairs, in the dtype of sums.
     """
 
     rows: int
     keys: int
-    first: bool
-    last: bool
-    gradients: str
-    sums: dict[str, Array]
+    query: Carried | None
+    key: Carried | None
+    bias_axes: tuple[bool, bool]
+
+    @property
+    def gradients(self) -> str:
+        """The gradients that are computed: "query", "key" or "both"."""
+        return "both" if self.query and self.key else "query" if self.query else "key"
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """All that distinguishes parts of equal shapes."""
-        return self.rows, self.keys, self.first, self.last, self.gradients
+        ends = [None if x is None else (x.first, x.last) for x in (self.query, self.key)]
+        return self.rows, self.keys, *ends, self.bias_axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +245,41 @@ class Problem:
         """The bias if it needs a gradient, else None."""
         return None if "bias" in self.constants else self.bias
 
+    @property
+    def bias_axes(self) -> tuple[bool, bool]:
+        """Whether the sums of dS for a bias have rows, and whether keys; they have rows at least."""
+        if self.part is not None:
+            return self.part.bias_axes
+        rows, keys = (1, 1, *(() if self.bias is None else self.bias.shape))[-2:]
+        return rows != 1 or keys == 1, keys != 1
+
+    @property
+    def bias_sums(self) -> tuple[int, ...]:
+        """The shape of the sums of dS for a bias.
+
+        It is the bias's own if that has rows and keys, else one array for each batch element and head.
+        """
+        rows, keys = self.bias_axes
+        if rows and keys:
+            assert self.bias is not None
+            return tuple(self.bias.shape)
+        return self.shape(self.n_q if rows else 1, self.n_k if keys else 1)
+
+    @property
+    def gradient_sums(self) -> SumShapes:
+        """The sums of gradients, as those of parts go on from part to part."""
+        keys = (*self.lead, self.kv_heads, self.n_k)
+        shapes = {"query": self.shape(self.n_q, self.d), "key": (*keys, self.d), "value": (*keys, self.d_v)}
+        if self.trained_bias is not None:
+            shapes["bias"] = self.bias_sums
+        return {name: (shape, self.compute) for name, shape in shapes.items()}
+
+    def sink_gradient(self, rows: Array) -> Any:
+        """Return the gradient of the sink from its parts by query, (..., h, n_q)."""
+        assert self.sink is not None
+        sums = rows.reshape(self.batch, self.heads, -1).sum(axis=(0, 2))
+        return collapse(sums, self.sink.shape).astype(self.sink.dtype, copy=False)
+
     def shape(self, *tail: int) -> tuple[int, ...]:
         """Return the shape (..., h, *tail) of an output."""
         return (*self.lead, self.heads, *tail)
@@ -281,7 +339,7 @@ FUNCTIONS = ("forward", "weights", "maps", "backward", "jvp", "backward_jvp", "j
 FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe", "constants", "factors"})
 KNOWS = dict.fromkeys(FUNCTIONS, FIELDS)
 """The optional fields that each function of every engine knows; an engine adds its own."""
-KNOWS_PARTS = KNOWS | {name: FIELDS | {"part"} for name in ("forward", "backward")}
+KNOWS_PARTS = KNOWS | {name: FIELDS | {"part"} for name in ("forward", "backward", "jvp", "backward_jvp")}
 """The same of an engine that computes parts."""
 INTERNAL = frozenset({"part"})
 """Optional fields that no caller can ask for."""

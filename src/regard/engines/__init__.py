@@ -10,7 +10,7 @@
 The specification is the engine "spec", which runs only when it is named.
 
 An engine is a module with the members of `Engine`; of one without `prepare` no call is prepared. One that knows the
-field "part" has `carried`, the shapes and dtypes of the sums of a part, which depend on `low` too. DEVICES: it reads
+field "part" has `carried`, the shapes and dtypes of the sums of forward, which depend on `low` too. DEVICES: it reads
 arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when named. SKIPS_TILES: it
 does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a `Problem` it knows. A
 problem that uses another one is refused, never computed without it. `state` and `supports` return None, or the reason
@@ -46,7 +46,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from regard.arguments.values import shown
-from regard.core.problem import FUNCTIONS, INTERNAL, OPTIONAL, Carried, Differential, Outputs, Problem
+from regard.core.problem import FUNCTIONS, INTERNAL, OPTIONAL, Differential, Outputs, Problem, SumShapes
 from regard.core.statistics import Statistic
 from regard.warning import RegardWarning, level_of_caller
 
@@ -72,7 +72,7 @@ class Engine(Protocol):
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
-    def carried(self, p: Problem, low: bool, /) -> Carried: ...
+    def carried(self, p: Problem, low: bool, /) -> SumShapes: ...
     def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> PreparedForward | None: ...
     def forward(
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /

@@ -10,20 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Outputs, Problem, collapse
+from regard.core.problem import CallPart, Carried, Outputs, Problem, SumShapes
 from regard.engines import Engine, choose
 from regard.jax.task import PrimitiveTask, SequenceStep, Shape, problem, transpose
-from regard.parallel.programs import check_lse, part_of
+from regard.parallel.programs import check_lse, part_of, untrained
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SUM = "sum."
 
 
-def carried(task: PrimitiveTask, operands: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> Carried:
+def carried(task: PrimitiveTask, operands: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> SumShapes:
     """Return the shapes and dtypes of the sums that go on from a step, from those of its operands."""
+    assert task.step is not None
     hollow = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in operands.items()}
     p, engine = part(task, as_called(task, hollow), {})
-    return engine.carried(p, task.call.low)
+    if not task.step.gradients:
+        return engine.carried(p, task.call.low)
+    names = ("query",) if task.step.gradients == "query" else ("key", "value")
+    return {name: p.gradient_sums[name] for name in names}
 
 
 def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
@@ -66,7 +70,9 @@ def part(task: PrimitiveTask, x: Mapping[str, Array], sums: dict[str, Array]) ->
     passing, stays = range(step.start, step.stop), x["key" if step.gradients == "key" else "query"].shape[-2]
     own = range(rank * stays, (rank + 1) * stays)
     rows, keys = (passing, own) if step.gradients == "key" else (own, passing)
-    place = CallPart(p.n_q, p.keys, step.first, step.last, step.gradients, sums)
+    moving, p = Carried(step.first, step.last, sums), untrained(p)
+    query, key = (None, moving) if step.gradients == "key" else (moving, None)
+    place = CallPart(p.n_q, p.keys, query, key, p.bias_axes)
     p = part_of(p, place, rows, keys, *(x[name] for name in names))
     return p, choose(p, task.call.engine, task.kind)
 
@@ -91,6 +97,6 @@ def backward(p: Problem, engine: Engine, step: SequenceStep, x: Mapping[str, Arr
     found: dict[str, Any] = {"query": g.query, "key": g.key, "value": g.value}
     if step.last and p.sink is not None and step.gradients == "query":
         assert p.part is not None
-        rows = p.part.sums["sink"].reshape(p.batch, p.heads, -1)
-        found["sink"] = collapse(rows.sum(axis=(0, 2)), p.sink.shape)
+        assert p.part.query is not None
+        found["sink"] = p.sink_gradient(p.part.query.sums["sink"])
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from regard.core.problem import Problem
+from regard.core.problem import ROW_BLOCK, Problem
 from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, Sight, sight_of
 
@@ -48,22 +48,24 @@ def stripe_size(n: int, ranks: int) -> int:
     >>> stripe_size(16384, 2), stripe_size(65536, 8), stripe_size(300, 8)
     (768, 384, 128)
     """
-    return max(TILE, min(LONGEST, n // max(1, (ranks - 1) * STRIPES) // TILE * TILE))
+    size = min(LONGEST, n // max(1, (ranks - 1) * STRIPES))
+    whole = ROW_BLOCK if size >= ROW_BLOCK else TILE  # blocks of rows are not divided in backward
+    return max(TILE, size // whole * whole)
 
 
 def choice_of(p: Problem, ranks: int, name: str) -> DealChoice:
     """Return what a deal means for a call, whose rows and keys are dealt alike."""
-    deals = [
+    row_deal, key_deal = [
         Deal.contiguous(n, ranks) if name == "contiguous" else Deal.stripes(n, ranks, stripe_size(n, ranks))
         for n in (p.n_q, p.n_k)
     ]
-    sight = sight_of(p, *deals)
+    sight = sight_of(p, row_deal, key_deal)
     row = p.batch * p.kv_heads * (p.d + p.d_v) * p.dtype.itemsize
     rows = np.zeros((ranks, sight.keys.shape[1]), np.int64)
     for rank in range(ranks):
         own = np.zeros(sight.keys.shape[1] * TILE, bool)
         own[: p.n_k] = True
-        own[deals[1].positions(rank)] = False
+        own[key_deal.positions(rank)] = False
         rows[rank] = own.reshape(-1, TILE).sum(axis=1)
     sent = (rows * sight.keys).sum(axis=1) * row
     return DealChoice(sight, tuple(sight.tiles.sum(axis=1).tolist()), tuple(sent.tolist()), "named")

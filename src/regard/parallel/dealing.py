@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+PASSES = 8  # least steps of a long sequence: fewer are less work in Python, more take less memory
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,30 @@ class Deal:
         """Return the positions of a rank in the whole, ascending."""
         return np.concatenate([np.arange(0), *(np.arange(x.start, x.stop) for x in self.runs[rank])]).astype(np.int64)
 
+    def in_blocks(self, size: int, longest: int) -> "Deal":
+        """Return the nearest deal of whole blocks: each to the rank that has most of it, or else has fewest so far.
+
+        size: positions of a block. longest: blocks of a run.
+
+        >>> Deal.contiguous(10, 2).in_blocks(4, 2)
+        Deal(name='contiguous', runs=((range(0, 4),), (range(4, 10),)))
+        """
+        starts = range(0, self.n, size)
+        rows = np.zeros((self.ranks, len(starts)), np.int64)
+        for rank, runs in enumerate(self.runs):
+            for run in runs:
+                for n in range(run.start // size, -(-run.stop // size)):
+                    rows[rank, n] += min(run.stop, (n + 1) * size) - max(run.start, n * size)
+        found, load = [list[range]() for _ in self.runs], np.zeros(self.ranks, np.int64)
+        for n, first in enumerate(starts):
+            owner = min(range(self.ranks), key=lambda rank: (-rows[rank, n], load[rank]))
+            block, mine = range(first, min(first + size, self.n)), found[owner]
+            load[owner] += 1
+            if mine and mine[-1].stop == block.start and len(mine[-1]) < size * longest:
+                block = range(mine.pop().start, block.stop)
+            mine.append(block)
+        return Deal(self.name, tuple(map(tuple, found)))
+
     def locals(self, rank: int) -> list[slice]:
         """Return where each run of a rank lies among the rank's own rows."""
         ends = np.cumsum([0, *map(len, self.runs[rank])]).tolist()
@@ -79,14 +104,11 @@ class Deal:
         return found
 
 
-PASSES = 8  # least steps of a long sequence: fewer are less work in Python, more take less memory
-
-
-def steps(n: int, align: int) -> Sequence[range]:
+def steps(n: int, align: int, passes: int = PASSES) -> Sequence[range]:
     """Return the ranges of positions that pass by together; each begins at a multiple of `align`.
 
     >>> steps(2500, 1024), len(steps(65536, 1024))
     ([range(0, 1024), range(1024, 2048), range(2048, 2500)], 8)
     """
-    size = align * max(1, n // (PASSES * align))
+    size = align * max(1, n // (passes * align))
     return [range(a, min(a + size, n)) for a in range(0, n, size)]

@@ -5,13 +5,13 @@ steps of whole key splits. Gradients of key and value: a rank's keys stay, and t
 their outputs, in descending steps of whole query blocks. Both are the orders of one process, so the bits are too.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.core.problem import KEY_STEP, ROW_STEP, CallPart, Differential, Outputs, Problem
+from regard.core.problem import ROW_STEP, CallPart, Carried, Differential, Outputs, Problem
 from regard.engines import Engine
 from regard.engines.normalized import too_large
 from regard.parallel.dealing import Deal, steps
@@ -19,6 +19,7 @@ from regard.parallel.sight import TILE, Sight
 from regard.rules import rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Form = tuple[tuple[int, ...], Any]
 
 
 class Exchange(NamedTuple):
@@ -34,7 +35,14 @@ class Exchange(NamedTuple):
     wanted: Array
 
 
-Program = Generator[Exchange, dict[str, Array], Any]
+class Transfer(NamedTuple):
+    """Arrays that ranks send each other: those for each other rank, and shape and dtype of those from each."""
+
+    sent: Mapping[int, Sequence[Array]]
+    expected: Mapping[int, Sequence[Form]]
+
+
+Program = Generator[Exchange | Transfer, Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +73,10 @@ class Rank:
         entropy = np.empty(shape, p.compute) if p.observe else None
         rest = np.empty_like(out) if low else None
 
-        def compute(run: int, own: slice, part: Problem) -> None:
+        def compute(run: int, own: slice, part: Problem, keys: Mapping[str, Array]) -> None:
             into = None if rest is None else Outputs(None, None, None, part.new_output())
             found, _ = self.engine.forward(part, None, into)
-            if part.part is not None and part.part.last:
+            if ends(part):
                 whole = Outputs(out, lse, entropy, rest)
                 for name, width in (("out", 2), ("lse", 1), ("entropy", 1), ("low", 2)):
                     x = getattr(whole, name)
@@ -85,20 +93,47 @@ class Rank:
         sink = None if p.sink is None else np.empty((*p.lead, p.heads, n), p.compute)
         check_lse(outputs.lse)
 
-        def compute(run: int, own: slice, part: Problem) -> None:
+        def compute(run: int, own: slice, part: Problem, keys: Mapping[str, Array]) -> None:
             g = self.engine.backward(part, _rows(outputs, own), _rows(ct, own))
-            if part.part is not None and part.part.last:
+            if ends(part):
                 dq[..., own, :] = g.query
                 if sink is not None:
-                    sink[..., own] = part.part.sums["sink"].reshape(*p.lead, p.heads, -1)
+                    sink[..., own] = sums_of(part)["sink"].reshape(*p.lead, p.heads, -1)
 
-        yield from self._queries(compute, "query")
+        yield from self._queries(compute)
         return dq, sink
+
+    def tangent(self, outputs: Outputs, t: Differential) -> Program:
+        """Return the tangents of the outputs of this rank's queries.
+
+        t: tangents of the inputs; those of query, key and value have the rows of this rank.
+        """
+        p, n = self.whole, self.sight.row_deal.size(self.rank)
+        shape = (*p.lead, p.heads, n)
+        out, lse = np.empty((*shape, p.d_v), p.dtype), np.empty(shape, p.compute)
+        d = Outputs(out, lse, None if outputs.entropy is None else np.empty_like(lse))
+
+        def compute(run: int, own: slice, part: Problem, keys: Mapping[str, Array]) -> None:
+            first = self.sight.row_deal.runs[self.rank][run].start, part.origin[2] - p.origin[2]
+            some = (range(a, a + size) for a, size in zip(first, (part.n_q, part.n_k), strict=True))
+            bias = None if t.bias is None else bias_part(t.bias, *some)
+            query = None if t.query is None else t.query[..., own, :]
+            along = replace(t, query=query, key=keys.get("tkey"), value=keys.get("tvalue"), bias=bias)
+            found = self.engine.jvp(part, along, _rows(outputs, own))[1]
+            if ends(part):
+                for name, width in (("out", 2), ("lse", 1), ("entropy", 1)):
+                    x = getattr(d, name)
+                    if x is not None:
+                        x[(..., own, slice(None))[: width + 1]] = getattr(found, name)
+
+        moving = {f"t{name}": x for name in ("key", "value") if (x := getattr(t, name)) is not None}
+        yield from self._queries(compute, moving)
+        return d
 
     def key_gradients(self, outputs: Outputs, ct: Outputs) -> Program:
         """Return a `Differential` with the gradients of this rank's keys and values."""
-        p, sight = self.whole, self.sight
-        local = {"query": self.query, **_columns("", outputs), **_columns("d", ct)}
+        p, sight = untrained(self.whole), self.sight
+        local = {"query": self.query, **columns("", outputs), **columns("d", ct)}
         own_runs = np.flatnonzero(sight.key_deal.owners() == self.rank)
         live, key_slices = sight.row_runs[own_runs], sight.key_deal.locals(self.rank)
         n = sight.key_deal.size(self.rank)
@@ -113,35 +148,41 @@ class Rank:
             given = yield Exchange(local, sight.row_deal, rows, wanted)
             for m in np.flatnonzero(live[:, number]).tolist():
                 first, last = not live[m, number + 1 :].any(), not live[m, :number].any()
-                part = CallPart(p.n_q, p.keys, first, last, "key", sums[m])
+                part = CallPart(p.n_q, p.keys, None, Carried(first, last, sums[m]), p.bias_axes)
                 own, run = key_slices[m], sight.key_deal.runs[self.rank][m]
                 problem = part_of(p, part, rows, run, given["query"], self.key[..., own, :], self.value[..., own, :])
-                g = self.engine.backward(problem, _outputs("", given), _outputs("d", given))
+                g = self.engine.backward(problem, outputs_of("", given), outputs_of("d", given))
                 if last:
                     dk[..., own, :], dv[..., own, :] = g.key, g.value
         return Differential(key=dk, value=dv)
 
-    def _queries(self, compute: Any, gradients: str = "") -> Program:
-        """Call `compute` with each run of queries and each step of keys that it sees, in order."""
-        p, sight, deal = self.whole, self.sight, self.sight.row_deal
+    def _queries(self, compute: Any, moving: Mapping[str, Array] | None = None) -> Program:
+        """Call `compute` with each run of queries and each step of keys that it sees, in order.
+
+        moving: more arrays of this rank's keys, (..., h, n, width).
+        """
+        p, sight, deal = untrained(self.whole), self.sight, self.sight.row_deal
         runs, slices = deal.runs[self.rank], deal.locals(self.rank)
         live = sight.key_runs[deal.owners() == self.rank]
         sums: list[dict[str, Array]] = [{} for _ in runs]
 
-        def one(m: int, keys: range, k: Array, v: Array, first: bool, last: bool) -> None:
-            part = CallPart(p.n_q, p.keys, first, last, gradients, sums[m])
-            compute(m, slices[m], part_of(p, part, runs[m], keys, self.query[..., slices[m], :], k, v))
+        local = {"key": self.key, "value": self.value, **(moving or {})}
 
-        for number, keys in enumerate(steps(p.n_k, KEY_STEP)):
+        def one(m: int, keys: range, x: Mapping[str, Array], first: bool, last: bool) -> None:
+            part = CallPart(p.n_q, p.keys, Carried(first, last, sums[m]), None, p.bias_axes)
+            rows = self.query[..., slices[m], :]
+            compute(m, slices[m], part_of(p, part, runs[m], keys, rows, x["key"], x["value"]), x)
+
+        for number, keys in enumerate(sight.key_steps):
             wanted = sight.keys[:, keys.start // TILE : -(-keys.stop // TILE)]
             if not wanted.any():
                 continue
-            given = yield Exchange({"key": self.key, "value": self.value}, sight.key_deal, keys, wanted)
+            given = yield Exchange(local, sight.key_deal, keys, wanted)
             for m in np.flatnonzero(live[:, number]).tolist():
                 first, last = not live[m, :number].any(), not live[m, number + 1 :].any()
-                one(m, keys, given["key"], given["value"], first, last)
+                one(m, keys, given, first, last)
         for m in np.flatnonzero(~live.any(axis=1)).tolist():
-            one(m, range(0), self.key[..., :0, :], self.value[..., :0, :], True, True)
+            one(m, range(0), {name: x[..., :0, :] for name, x in local.items()}, True, True)
 
 
 def part_of(p: Problem, part: CallPart, rows: range, keys: range, query: Array, key: Array, value: Array) -> Problem:
@@ -161,14 +202,37 @@ def part_of(p: Problem, part: CallPart, rows: range, keys: range, query: Array, 
         value=value,
         mask=rule(p.mask),
         score=rule(p.score),
-        bias=None if p.bias is None else pairs(p.bias),
+        bias=None if p.bias is None else bias_part(p.bias, rows, keys),
         offset=p.offset + rows.start,
         origin=(*p.origin[:2], p.origin[2] + keys.start),
         positions_first=False,
         factors=None,
-        constants=p.constants | {"bias", *p.rules.tables},
         part=part,
     )
+
+
+def bias_part(x: Array, rows: range, keys: range) -> Array:
+    """Return the entries of a bias for some rows and keys; axes along which it broadcasts stay."""
+    sizes = (1, 1, *x.shape)[-2:]
+    some = [slice(y.start, y.stop) if n > 1 else slice(None) for y, n in zip((rows, keys), sizes, strict=True)]
+    return x[(..., *some[2 - min(2, x.ndim) :])]
+
+
+def untrained(p: Problem) -> Problem:
+    """Return a call whose bias and tables get no gradient."""
+    return replace(p, constants=p.constants | {"bias", *p.rules.tables})
+
+
+def sums_of(p: Problem) -> dict[str, Array]:
+    """Return the sums of the rows of a part."""
+    assert p.part is not None
+    assert p.part.query is not None
+    return p.part.query.sums
+
+
+def ends(p: Problem) -> bool:
+    """Return whether a part of a call is the last of its rows."""
+    return p.part is not None and p.part.query is not None and p.part.query.last
 
 
 def _rows(x: Outputs, rows: slice) -> Outputs:
@@ -178,14 +242,14 @@ def _rows(x: Outputs, rows: slice) -> Outputs:
     return Outputs(out, lse, entropy, low)
 
 
-def _columns(prefix: str, x: Outputs) -> dict[str, Array]:
+def columns(prefix: str, x: Outputs) -> dict[str, Array]:
     """Return outputs as arrays (..., h, n, width) by name."""
     named = {"out": x.out, "low": x.low}
     named |= {name: None if a is None else a[..., None] for name, a in (("lse", x.lse), ("entropy", x.entropy))}
     return {prefix + name: a for name, a in named.items() if a is not None}
 
 
-def _outputs(prefix: str, given: Mapping[str, Array]) -> Outputs:
+def outputs_of(prefix: str, given: Mapping[str, Array]) -> Outputs:
     """Return the outputs that `_columns` named."""
     out, low = (given.get(prefix + name) for name in ("out", "low"))
     columns = (given.get(prefix + name) for name in ("lse", "entropy"))

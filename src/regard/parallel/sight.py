@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import KEY_STEP, ROW_STEP, Problem
-from regard.parallel.dealing import Deal, steps
+from regard.parallel.dealing import PASSES, Deal, steps
 from regard.rules import visible_tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -18,14 +18,15 @@ BAND = 16  # row tiles that are classified together
 class Sight:
     """The visible tiles of a call whose rows and keys are dealt to ranks.
 
-    Tiles are TILE rows by TILE keys, cut at the ends of runs too; for all batch elements and heads together. keys:
-    (ranks, key tiles), those that a rank's rows see. rows: (ranks, row tiles), those that see a rank's keys. key_runs:
-    (runs of rows, key steps), and row_runs: (runs of keys, row steps), True where there is something to compute. tiles:
-    (ranks, key steps), the visible tiles of a rank's rows in each step.
+    Tiles are TILE rows by TILE keys, cut at the ends of runs too; for all batch elements and heads together. key_steps:
+    the keys that pass by together. keys: (ranks, key tiles), those that a rank's rows see. rows: (ranks, row tiles),
+    those that see a rank's keys. key_runs: (runs of rows, key steps), and row_runs: (runs of keys, row steps), True
+    where there is something to compute. tiles: (ranks, key steps), the visible tiles of a rank's rows in each step.
     """
 
     row_deal: Deal
     key_deal: Deal
+    key_steps: tuple[range, ...]
     keys: Array
     rows: Array
     key_runs: Array
@@ -44,11 +45,15 @@ def edges_of(deal: Deal) -> tuple[Array, Array]:
     return np.append(np.array(starts, np.int64)[order], deal.n), np.array(run, np.int64)[order]
 
 
-def sight_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Sight:
-    """Return the tiles that each rank sees of a whole call."""
+def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -> Sight:
+    """Return the tiles that each rank sees of a whole call.
+
+    passes: least steps of keys.
+    """
     (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal)
     ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
-    key_starts, row_starts = ([x.start for x in steps(*y)] for y in ((p.n_k, KEY_STEP), (p.n_q, ROW_STEP)))
+    key_steps = tuple(steps(p.n_k, KEY_STEP, passes))
+    key_starts, row_starts = ([x.start for x in y] for y in (key_steps, steps(p.n_q, ROW_STEP)))
     key_step, row_step = (
         np.searchsorted(starts, edges[:-1], "right") - 1
         for starts, edges in ((key_starts, key_edges), (row_starts, row_edges))
@@ -57,6 +62,7 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Sight:
     found = Sight(
         row_deal,
         key_deal,
+        key_steps,
         keys=np.zeros((ranks, -(-p.n_k // TILE)), bool),
         rows=np.zeros((ranks, -(-p.n_q // TILE)), bool),
         key_runs=np.zeros((len(row_owner), len(key_starts)), bool),

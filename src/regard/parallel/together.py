@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.parallel.programs import Exchange, Program
+from regard.parallel.programs import Exchange, Program, Transfer
 from regard.parallel.sight import TILE
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -19,7 +19,7 @@ def run(programs: Sequence[Program]) -> list[Any]:
     results: list[Any] = [None] * len(programs)
     given: list[Any] = [None] * len(programs)
     while True:
-        asked: list[Exchange] = []
+        asked: list[Exchange | Transfer] = []
         for rank, program in enumerate(programs):
             try:
                 asked.append(program.send(given[rank]))
@@ -29,7 +29,23 @@ def run(programs: Sequence[Program]) -> list[Any]:
             return results
         if len(asked) < len(programs):
             raise RuntimeError("some ranks ask for an exchange that others do not know")
-        given = [received(asked, rank) for rank in range(len(programs))]
+        given = [answer(asked, rank) for rank in range(len(programs))]
+
+
+def answer(asked: Sequence[Any], rank: int) -> Any:
+    """Return what a rank is sent in a step."""
+    if isinstance(asked[rank], Exchange):
+        return received(asked, rank)
+    return {owner: delivered(asked[owner], asked[rank], owner, rank) for owner in asked[rank].expected}
+
+
+def delivered(sent: Transfer, wanted: Transfer, owner: int, rank: int) -> list[Array]:
+    """Return the arrays that one rank sends another."""
+    arrays = [np.array(x) for x in sent.sent.get(rank, ())]
+    forms = [(x.shape, x.dtype) for x in arrays]
+    if forms != list(wanted.expected[owner]):
+        raise RuntimeError(f"rank {rank} expects {wanted.expected[owner]} of rank {owner}, which sends {forms}")
+    return arrays
 
 
 def received(asked: Sequence[Exchange], rank: int) -> dict[str, Array]:

@@ -113,7 +113,9 @@ class AttentionFunction(AttentionOperation):
         call, *given = inputs
         ctx.call = call
         low = output[-1] if call.low else None
-        save_for_both_modes(ctx, *given, *differentiable_results(call, output), low)
+        # A call of another process alone has no mark: so PyTorch refuses a checkpoint that is computed again outside.
+        mark = () if call.ranks is None else (torch.empty(0),)
+        save_for_both_modes(ctx, *given, *differentiable_results(call, output), low, *mark)
         constant = [x for x in output if x is not None and (x is low or not x.is_floating_point())]
         if constant:
             ctx.mark_non_differentiable(*constant)
@@ -124,7 +126,7 @@ class AttentionFunction(AttentionOperation):
         ct = cotangents(call, c)
         if all_none(ct):
             return None, *(None for _ in call.inputs)
-        return None, *BackwardFunction.apply(call, *ctx.saved_tensors, *ct), *(None for _ in call.others)
+        return None, *BackwardFunction.apply(call, *unmarked(ctx), *ct), *(None for _ in call.others)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *t: torch.Tensor | None) -> Any:
@@ -132,7 +134,7 @@ class AttentionFunction(AttentionOperation):
         for name in call.results:
             if name not in (*KNOWN, *INTEGERS):
                 raise not_provided(name)
-        d = TangentFunction.apply(call, *ctx.saved_tensors, *t[: len(call.floats)])
+        d = TangentFunction.apply(call, *unmarked(ctx), *t[: len(call.floats)])
         return *d, *(None for _ in call.results[len(d) :])
 
 
@@ -363,6 +365,8 @@ class Further:
 
     @staticmethod
     def of_second(name: str, call: TensorCall, given: Tensors, places: Sequence[int], like: Any) -> "Further":
+        if call.ranks is not None:
+            raise NotImplementedError("regard.attention inside of context_parallel has no third derivative")
         rest = zeros_for([given[n] for n in places], [given[n] for n in like])
         return Further(replace(call, steps=(name,), low=False, cached=None), given, places, rest)
 
@@ -396,6 +400,12 @@ def save_for_both_modes(ctx: Any, *tensors: torch.Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
+
+
+def unmarked(ctx: Any) -> Tensors:
+    """Return the inputs and outputs that `AttentionFunction` saved."""
+    saved: Tensors = ctx.saved_tensors
+    return saved if ctx.call.ranks is None else saved[:-1]
 
 
 def differentiable_results(call: TensorCall, given: Tensors) -> Tensors:

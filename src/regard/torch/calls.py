@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -43,7 +43,8 @@ class TensorCall:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
     results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from
     the output is a result too, for derivatives. cached: runs the call on tensors of the same signature
-    (`torch/fastpath.py`). shared: its problem, without the arrays of those.
+    (`torch/fastpath.py`). shared: its problem, without the arrays of those. ranks: makes the calls of one rank
+    of several (`torch/ranks.py`).
     """
 
     options: dict[str, Any]
@@ -57,6 +58,7 @@ class TensorCall:
     low: bool = False
     cached: Any = None
     shared: "SharedCall | None" = None
+    ranks: "Ranks | None" = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:
@@ -134,20 +136,10 @@ class ArrayCall:
         """Check a call of an engine's `function`, and prepare it; a cached call is checked."""
         if call.shared is not None:
             return call.shared.on(arrays, function)
+        if call.ranks is not None:
+            return call.ranks.on(call, arrays, function)
         given = dict(zip(call.inputs, arrays, strict=True))
-        options = dict(call.options)
-        tables: dict[Any, Table] = {}
-        values = {id(x): array for x, array in given.items() if not isinstance(x, str)}
-        for name in RULES:
-            if options[name] is not None and values:
-                options[name], found = bind(options[name], values)
-                tables |= found
-        for name in (*ARRAYS, "offset"):
-            if name in given:
-                options[name] = given[name]
-        if "seed" in given:
-            seed = given["seed"]
-            options["seed"] = seed.item() if seed.size == 1 else seed
+        options, tables = bound(call, given)
         query, key = given["query"], given["key"]
         value = identity(query, key, options["layout"]) if call.weights else given["value"]
         if call.folded:
@@ -213,6 +205,30 @@ class ArrayCall:
                     self.layout.from_bhnd(part) if x in ("query", "key", "value") and part is not None else part
                 )
         return found
+
+
+def bound(call: TensorCall, given: dict[Any, Array]) -> tuple[dict[str, Any], dict[Any, Table]]:
+    """Return the options of a call with its arrays, and its tables by input."""
+    options = dict(call.options)
+    tables: dict[Any, Table] = {}
+    values = {id(x): array for x, array in given.items() if not isinstance(x, str)}
+    for name in RULES:
+        if options[name] is not None and values:
+            options[name], found = bind(options[name], values)
+            tables |= found
+    for name in (*ARRAYS, "offset"):
+        if name in given:
+            options[name] = given[name]
+    if "seed" in given:
+        seed = given["seed"]
+        options["seed"] = seed.item() if seed.size == 1 else seed
+    return options, tables
+
+
+class Ranks(Protocol):
+    """Makes calls of one rank of several."""
+
+    def on(self, call: TensorCall, arrays: Sequence[Array], function: str) -> ArrayCall: ...
 
 
 class SharedCall:

@@ -9,7 +9,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,32 +18,24 @@ import torch
 import torch.distributed as dist
 
 from regard.core import checks
-from regard.core.problem import Outputs, Problem
 from regard.core.statistics import ENTROPY, LSE
-from regard.core.tensors import array, tensor
-from regard.engines import Engine, choose
+from regard.core.tensors import array
 from regard.ops.normalization import problem_from
 from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
-from regard.parallel.programs import Exchange, Program, Rank
-from regard.parallel.sight import TILE, Sight, sight_of
-from regard.rules import Program as RuleProgram
-from regard.rules.masks import foreign
-from regard.runtime.bounded import insert
-from regard.torch.adapter import watched, watching
-from regard.torch.arrays import hollow
+from regard.parallel.programs import Exchange, Program, Transfer
+from regard.parallel.sight import TILE
+from regard.torch.adapter import TensorArguments, applied, watched, watching
 from regard.torch.calls import seen_of
 from regard.torch.dropins.distributed import held
-from regard.torch.graph.operators import new_seed
 from regard.torch.modes import batched
+from regard.torch.ranks import Call, rank_call, transferred
 from regard.torch.spreading import entered
-from regard.version import __version__
 from regard.warning import warn_once
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 OBSERVED = (LSE, ENTROPY)
-SIGHTS = 64  # rules and shapes whose tiles are cached
 WHOLE = "regard.attention inside of context_parallel"
 UNREACHED = (
     "no attention was computed inside of context_parallel: what computes it in another way than regard.attention, "
@@ -111,7 +103,7 @@ class ContextParallel:
     received: int = 0
     calls: int = 0
     choices: dict[int, DealChoice] = field(default_factory=dict)
-    sights: dict[Any, Sight] = field(default_factory=dict)
+    plans: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -168,10 +160,10 @@ class ContextParallel:
         prepare = partial(self.call, query, key, value, return_weights, observe, engine, options)
         call = self.agreed(prepare, lambda x: x.header)
         self.calls += 1
-        out, *rest = ParallelAttention.apply(call, *call.operands)
-        results = [out.transpose(-2, -3) if call.positions_first else out]
+        found = applied(call.call, *call.inputs)
+        results: list[Any] = [found[0]]
         if call.observe:
-            results.append(seen_of(call.observe, (out, *rest)))
+            results.append(seen_of(call.observe, found))
         return results[0] if len(results) == 1 else tuple(results)
 
     def call(self, query: Any, key: Any, value: Any, weights: bool, observe: Any, engine: Any, options: Any) -> Call:
@@ -179,28 +171,20 @@ class ContextParallel:
         asked = checks.observe(observe)
         if weights or any(s not in OBSERVED for s in asked):
             raise ValueError(f'{WHOLE} observes "lse" and "entropy" alone')
-        if any(x is not None and x.requires_grad for x in options.values() if isinstance(x, torch.Tensor)):
-            raise ValueError(f"{WHOLE} has gradients of query, key and value alone: detach its other tensors")
         if any(batched(x) for x in (query, key, value) if isinstance(x, torch.Tensor)):
             raise ValueError(f"{WHOLE} cannot be in vmap: give the batch as leading dimensions")
-        if options.get("dropout") and options.get("seed") is None:
-            options["seed"] = new_seed()
-        options = {name: array(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-        if any(foreign(x.node) for name in ("mask", "score") if hasattr(x := options.get(name), "node")):
-            raise ValueError(f"{WHOLE} needs rules of NumPy arrays, got one that reads tensors")
         if options.get("offset") is not None and options["offset"] != 0:
             raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={options['offset']}")
-        first = options.pop("layout", "bhnd") == "bnhd"
-        operands = tuple(x.transpose(-2, -3) if first else x for x in (query, key, value))
-        rows, n = self.deal.size(self.rank), self.deal.n
-        for name, x in zip(("query", "key", "value"), operands, strict=True):
-            if x.ndim < 3 or x.shape[-2] != rows:
-                raise ValueError(f"{name} must be (..., heads, {rows}, d), this rank's rows, got {tuple(x.shape)}")
-        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in operands))
-        operands = tuple(x.expand(*lead, *x.shape[-3:]) for x in operands)
-        whole = [hollow(x, (*x.shape[:-2], n, x.shape[-1])) for x in operands]
-        p = problem_from(*whole, **options, observe=[ENTROPY] if ENTROPY in asked else [])
-        return Call(self, p, choose(p, engine), operands, asked, first)
+        arguments = TensorArguments.of(query, key, value, options, observe)
+        axis = -3 if arguments.options["layout"] == "bnhd" else -2
+        floats, rows = arguments.floats, self.deal.size(self.rank)
+        for name in ("query", "key", "value"):
+            if floats[name].ndim < 3 or floats[name].shape[axis] != rows:
+                shape = f"(..., {rows}, heads, d)" if axis == -3 else f"(..., heads, {rows}, d)"
+                raise ValueError(f"{name} must be {shape}, this rank's rows, got {tuple(floats[name].shape)}")
+        lead = torch.broadcast_shapes(*(floats[name].shape[:-3] for name in ("query", "key", "value")))
+        wide = {name: floats[name].expand(*lead, *floats[name].shape[-3:]) for name in ("query", "key", "value")}
+        return rank_call(self, replace(arguments, floats=floats | wide).ready(), engine)
 
     def agreed(self, prepare: Callable[[], T], header: Callable[[T], Mapping[str, Any]]) -> T:
         """Return what this rank prepares; raise on all ranks unless all have one header."""
@@ -235,9 +219,16 @@ class ContextParallel:
         given: Any = None
         while True:
             try:
-                given = self.exchanged(program.send(given))
+                asked = program.send(given)
             except StopIteration as end:
                 return end.value
+            given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
+
+    def transferred(self, x: Transfer) -> dict[int, list[Array]]:
+        """Send arrays to other ranks, and return theirs."""
+        found, received = transferred(x, self.rank, self.ranks, self.group)
+        self.received += received
+        return found
 
     def exchanged(self, x: Exchange) -> dict[str, Array]:
         """Send each rank the rows that it wants, and return those for this one."""
@@ -262,75 +253,6 @@ class ContextParallel:
                 result[..., rows, :] = buffer[at : at + size].view(result.dtype).reshape(shape)
                 at += size
         return results
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """A checked call of one rank."""
-
-    cp: ContextParallel
-    whole: Problem
-    engine: Engine
-    operands: tuple[torch.Tensor, ...]
-    observe: tuple[Any, ...]
-    positions_first: bool
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """What all ranks have to agree on."""
-        p = self.whole
-        shapes = {name: getattr(p, name).shape for name in ("query", "key", "value")}
-        rules = {name: None if (x := getattr(p, name)) is None else rule_text(x) for name in ("mask", "score")}
-        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "bias", "sink", "origin")}
-        gradients = [x.requires_grad for x in self.operands], torch.is_grad_enabled()
-        return {
-            **shapes, **rules, **others, "dtype": p.dtype.name, "deal": self.cp.deal.name, "gradients": gradients,
-            "observe": repr(self.observe), "engine": self.engine.NAME, "version": __version__,
-        }  # fmt: skip
-
-    @property
-    def sight(self) -> Sight:
-        """The tiles that each rank sees; cached, since layers make the same calls."""
-        cp, p, header = self.cp, self.whole, self.header
-        key = *(header[name] for name in ("query", "key", "mask", "score", "origin")), cp.deal.runs
-        if key not in cp.sights:
-            insert(cp.sights, key, sight_of(p, cp.deal, cp.deal), SIGHTS)
-        return cp.sights[key]
-
-    def rank(self, operands: Any) -> Rank:
-        """Return the program of this rank."""
-        arrays = (array(x.contiguous()) for x in operands)
-        return Rank(self.whole, self.engine, self.sight, self.cp.rank, *arrays)
-
-
-class ParallelAttention(torch.autograd.Function):
-    """(call, query, key, value) → out, lse and, if observed, entropy: this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rank = call.rank(operands)
-        found = call.cp.run(rank.forward(any(ctx.needs_input_grad) and call.whole.dtype != call.whole.compute))
-        ctx.call, ctx.low = call, found.low
-        results = tuple(tensor(x) for x in (found.out, found.lse, found.entropy) if x is not None)
-        # One of another process alone has no mark: so checkpoints, computed again outside, are refused by PyTorch.
-        ctx.save_for_backward(torch.empty(0), *operands, *results)
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *ct: torch.Tensor | None) -> Any:
-        call, (_, *saved) = ctx.call, ctx.saved_tensors  # once: gradient checkpoints refuse a second look
-        (*operands, out, lse), entropy = saved[:5], saved[5] if len(saved) > 5 else None
-        call.cp.compare({"cotangents": [x is not None for x in ct], "shape": call.whole.query.shape})
-        known = Outputs(array(out), array(lse), None if entropy is None else array(entropy), ctx.low)
-        names = ("out", "lse", "entropy")
-        given = {name: array(x.contiguous()) for name, x in zip(names, ct, strict=False) if x is not None}
-        cotangents = Outputs(given.get("out"), given.get("lse"), given.get("entropy"))
-        rank, (needs_q, *needs) = call.rank(operands), ctx.needs_input_grad[1:]
-        dq = call.cp.run(rank.query_gradient(known, cotangents))[0] if needs_q else None
-        g = call.cp.run(rank.key_gradients(known, cotangents)) if any(needs) else None
-        return None, *(None if x is None else tensor(x) for x in (dq, g and g.key, g and g.value))
 
 
 class Unshard(torch.autograd.Function):
@@ -375,13 +297,6 @@ def packed(local: Mapping[str, Array], rows: Array) -> bytes:
 def row_bytes(x: Array) -> int:
     """Return the bytes of one position of an array, over all batch elements and heads."""
     return int(np.prod(x.shape[:-2])) * x.shape[-1] * x.itemsize
-
-
-def rule_text(rule: Any) -> str:
-    """Return a text that is the same for rules that mean the same: structure, numbers and the contents of tables."""
-    program = RuleProgram.of([rule.node])
-    tables = [hashlib.sha256(np.ascontiguousarray(x.array).tobytes()).hexdigest() for x in program.tables]
-    return f"{rule} {hashlib.sha256(repr((program.structure, str(program.numbers), tables)).encode()).hexdigest()[:12]}"
 
 
 def difference(headers: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments.packages import remedy
-from regard.core.problem import KNOWS_PARTS, Carried, Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem, SumShapes
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -169,15 +169,10 @@ def working_memory(p: Problem) -> int:
     return int(_work().working_memory(p))
 
 
-def carried(p: Problem, low: bool) -> Carried:
-    """Return the shapes and dtypes of the sums of a part, see `CallPart`."""
-    assert p.part is not None
-    if p.part.gradients:
-        from regard.engines.cpu.schedule import backward_arrays
-
-        return backward_arrays.carried(p, p.part.gradients)
+def carried(p: Problem, low: bool) -> SumShapes:
+    """Return the shapes and dtypes of the sums of forward that go on from a part."""
     work = _work()
-    shapes: Carried = work.carried(p, work.chosen(), low)
+    shapes: SumShapes = work.carried(p, work.chosen(), low)
     return shapes
 
 

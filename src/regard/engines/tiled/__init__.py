@@ -10,7 +10,7 @@
 Read them in this order. `reference.specification` has the same formulas without tiles.
 """
 
-from regard.core.problem import KNOWS_PARTS, Carried, Differential, Outputs, Problem
+from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem, SumShapes
 from regard.engines.normalized import normalized
 from regard.engines.tiled import forward_pass
 from regard.engines.tiled.forward_pass import forward, maps, weights
@@ -49,14 +49,9 @@ def state() -> str | None:
     return None
 
 
-def carried(p: Problem, low: bool) -> Carried:
-    """Return the shapes and dtypes of the sums of a part, see `CallPart`."""
-    assert p.part is not None
-    if not p.part.gradients:
-        return forward_pass.carried(p)
-    from regard.engines.tiled import backward_pass
-
-    return backward_pass.carried(p, p.part.gradients)
+def carried(p: Problem, low: bool) -> SumShapes:
+    """Return the shapes and dtypes of the sums of forward that go on from a part."""
+    return forward_pass.carried(p)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import Carried, Differential, Outputs, Problem, collapse
+from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.tiled.derivatives import TANGENT_TILES, BlockOutputs, BlockTangents, ChunkWeights, InputTangents
 from regard.engines.tiled.forward_pass import in_order, rows_of, threads_for
 from regard.engines.tiled.tiles import BAND, BLOCK_K, BLOCK_Q, Chunk, HeadBlock, QueryBlock, head_blocks, product
@@ -52,35 +52,30 @@ class Cotangents:
         return c
 
 
-def carried(p: Problem, gradients: str) -> Carried:
-    """Return the shapes and dtypes of the gradients that go on from part to part."""
-    if gradients == "query":
-        return {"query": (p.shape(p.n_q, p.d), p.compute)}
-    keys = (*p.lead, p.kv_heads, p.n_k)
-    return {"key": ((*keys, p.d), p.compute), "value": ((*keys, p.d_v), p.compute)}
-
-
 class Gradients:
     """Gradients of a call, summed in the dtype of sums."""
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
-        shapes = {name: shape for of in ("query", "key") for name, (shape, _) in carried(p, of).items()}
-        self.query, self.key, self.value = (self.sums(name, shape) for name, shape in shapes.items())
-        self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
-        self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
+        self.query, self.key, self.value = self.sums("query", True), self.sums("key", False), self.sums("value", False)
+        rows, full = p.bias_axes[0], all(p.bias_axes)
+        self.bias = None
+        if p.trained_bias is not None:
+            self.bias = np.zeros(p.bias_sums, c) if full else self.sums("bias", rows)
+        self.sink = None if p.sink is None else np.zeros(p.shape(p.n_q), c)
         self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}
         # Head blocks that add to the same array have to do so in order.
-        self.shared = self.bias is not None or p.sink is not None or bool(p.rules.tables)
+        self.shared = (self.bias is not None and full) or bool(p.rules.tables)
 
-    def sums(self, name: str, shape: tuple[int, ...]) -> Array:
+    def sums(self, name: str, by_query: bool) -> Array:
         """Return the sums of a gradient, which go on from part to part."""
-        part = self.p.part
-        if part is None or (name == "query") != (part.gradients == "query"):
-            return np.zeros(shape, self.p.compute)
-        if part.first:
-            part.sums[name] = np.zeros(shape, self.p.compute)
-        return part.sums[name]
+        part, like = self.p.part, self.p.gradient_sums[name]
+        carried = None if part is None else part.query if by_query else part.key
+        if carried is None:
+            return np.zeros(*like)
+        if carried.first:
+            carried.sums[name] = np.zeros(*like)
+        return carried.sums[name]
 
     def begin(self, block: QueryBlock) -> Array:
         """Return dq of a block, without the factor of scores, from the parts before."""
@@ -143,16 +138,11 @@ class Gradients:
 
     def finish(self, block: QueryBlock, dq: Array, d_sink: Array) -> None:
         """Store a block's dq, and add its rows' part of dsink."""
-        last = self.p.part is None or self.p.part.last
+        last = self.p.part is None or (self.p.part.query is not None and self.p.part.query.last)
         total = dq * self.p.compute.type(self.p.scale) if last else dq
         rows_of(block, self.query, 2)[...] = total[:, :, block.valid]
-        if self.p.part is not None and self.sink is not None:
-            if self.p.part.gradients == "key":
-                return
-            rows = self.p.part.sums.setdefault("sink", np.zeros(self.p.shape(self.p.n_q), self.p.compute))
-            rows_of(block, rows, 1)[...] = d_sink[:, :, 0, block.valid, 0]
-        elif self.sink is not None:
-            self.sink[block.heads.kv, block.heads.group] += d_sink[:, :, 0, block.valid, 0].sum(axis=-1)
+        if self.sink is not None:
+            rows_of(block, self.sink, 1)[...] = d_sink[:, :, 0, block.valid, 0]
 
     @np.errstate(all="ignore")
     def result(self) -> Differential:
@@ -161,8 +151,8 @@ class Gradients:
         It is infinite beyond the range of that.
         """
         p = self.p
-        if p.part is not None and not p.part.last:
-            return Differential()
+        if p.part is not None:
+            return self._of_part()
 
         def fit(x: Array | None, like: Array | None) -> Any:
             return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
@@ -172,9 +162,20 @@ class Gradients:
             key=fit(self.key, p.key),
             value=fit(self.value, p.value),
             bias=fit(self.bias, p.bias),
-            sink=None if self.sink is None else fit(self.sink.reshape(-1), p.sink),
+            sink=None if self.sink is None else p.sink_gradient(self.sink),
             tables={table: x.astype(table.dtype, copy=False) for table, x in self.tables.items()},
         )
+
+    def _of_part(self) -> Differential:
+        """Store the sums that go on, and return the gradients that are whole."""
+        p, part = self.p, self.p.part
+        assert part is not None
+        if part.query is not None and self.sink is not None:
+            part.query.sums["sink"] = self.sink
+        ends = part.query is not None and part.query.last, part.key is not None and part.key.last
+        query = self.query.astype(p.dtype) if ends[0] else None
+        key, value = (x.astype(p.dtype) if ends[1] else None for x in (self.key, self.value))
+        return Differential(query, key, value, self.bias if all(p.bias_axes) else None, tables=self.tables)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:

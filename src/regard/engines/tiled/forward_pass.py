@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Outputs, Problem
+from regard.core.problem import Carried, Outputs, Problem, SumShapes
 from regard.core.statistics import (
     ENTROPY,
     LSE,
@@ -86,14 +86,15 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     seen = {s: s.empty(p.sizes, p.compute) for s in observe if type(s) in OF_BLOCK}
     k = max((1 if s.of is None else s.of for s in seen if isinstance(s, Argmax | TopWeights)), default=0)
 
-    if p.part is not None and p.part.first:
-        p.part.sums.update({name: np.empty(*x) for name, x in carried(p).items()})
+    part = None if p.part is None else p.part.query
+    if part is not None and part.first:
+        part.sums.update({name: np.empty(*x) for name, x in carried(p).items()})
 
     def work(block: QueryBlock) -> None:
         top = TopKeys(block, k) if k else None
         softmax = OnlineSoftmax(block, ENTROPY in seen)
-        if p.part is not None and not p.part.first:
-            softmax.resume(p.part)
+        if part is not None and not part.first:
+            softmax.resume(part)
         visible = np.zeros((*block.head_shape, BLOCK_Q), np.int64)
         for chunk in block.chunks():
             S = chunk.scores(chunk.raw())
@@ -102,8 +103,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             if VISIBLE in seen:
                 visible += np.count_nonzero(S != -np.inf, axis=(2, 4))
             softmax.add(chunk, S)
-        if p.part is not None and not p.part.last:
-            softmax.keep(p.part)
+        if part is not None and not part.last:
+            softmax.keep(part)
             return
         O, log_sum = softmax.finish()
         rows_of(block, out, 2)[...] = O[:, :, block.valid].astype(p.dtype)
@@ -111,8 +112,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             rows_of(block, low, 2)[...] = remainder(O[:, :, block.valid], p.dtype)
         rows_of(block, lse, 1)[...] = log_sum[:, :, block.valid]
         for s, found in seen.items():
-            for whole, part in zip(s.split(found), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
-                rows_of(block, whole, part.ndim - 2)[...] = part[:, :, block.valid]
+            for whole, own in zip(s.split(found), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
+                rows_of(block, whole, own.ndim - 2)[...] = own[:, :, block.valid]
 
     spread_blocks(p, work, rows)
     seen[LSE] = lse
@@ -121,7 +122,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
 
 
-def carried(p: Problem) -> Carried:
+def carried(p: Problem) -> SumShapes:
     """Return the shapes and dtypes of the sums of an `OnlineSoftmax` that go on from part to part."""
     widths = {"m": (), "l": (), "O": (p.d_v,)} | ({"e": ()} if ENTROPY in p.observe else {})
     return {name: (p.shape(p.n_q, *width), p.compute) for name, width in widths.items()}
@@ -189,13 +190,13 @@ class OnlineSoftmax:
         O *= new[..., None]
         self.O += O
 
-    def resume(self, part: CallPart) -> None:
+    def resume(self, part: Carried) -> None:
         """Go on from the sums of the part before."""
         for name, x in part.sums.items():
             rows = rows_of(self.block, x, x.ndim - len(self.block.p.lead) - 1)
             getattr(self, name)[:, :, self.block.valid] = rows
 
-    def keep(self, part: CallPart) -> None:
+    def keep(self, part: Carried) -> None:
         """Store the sums for the part that follows."""
         for name, x in part.sums.items():
             rows = rows_of(self.block, x, x.ndim - len(self.block.p.lead) - 1)

@@ -171,6 +171,9 @@ def plain_number(x: Any) -> Any:
 def text_of_call(call: TensorCall) -> str:
     """Write a call as text, from which `call_of` returns it or an equal one."""
     found = _texts.get(call)
+    if found is None and call.ranks is not None:  # of this process alone
+        found = _texts[call] = f"call {id(call)} of one rank of several"
+        _calls[found] = call
     if found is None:
         slots: dict[int, int] = {}
         lasting = tracing()

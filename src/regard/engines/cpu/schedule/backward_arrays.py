@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, collapse
+from regard.core.problem import Carried, Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays, by_head
@@ -63,33 +63,43 @@ class BackwardArrays:
         self.dq: Array | None = None
         self.dk: Array | None = None
         self.dv: Array | None = None
+        shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
         if p.part is None:
             self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
-            shapes = [shape for shape, _ in carried(p, "key").values()]
             self.dk, self.dv = (
                 self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
             )
         else:
-            sums = self.carried(p.part)
-            self.dq, self.dk, self.dv = map(sums.get, ("query", "key", "value"))
-        bias = p.trained_bias
-        # Without hidden pairs, every number of a single head's bias is written.
-        every = (
-            bias is not None and not p.rules.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
-            and not hides(p.dense(bias))
-        )  # fmt: skip
-        make = memory.empty if every else memory.zeros
-        self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
+            if p.part.query is not None:
+                self.dq = self.carried(p.part.query, "query", p.shape(p.n_q, p.d))
+            if p.part.key is not None:
+                self.dk = self.carried(p.part.key, "key", shapes[0])
+                self.dv = self.carried(p.part.key, "value", shapes[1])
+        self.dbias = None if p.trained_bias is None else self.bias_sums(p.trained_bias)
         self.dense_dbias = None if self.dbias is None else p.dense(self.dbias)
         self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
-    def carried(self, part: CallPart) -> dict[str, Array]:
-        """Return the sums that go on from part to part."""
+    def carried(self, part: Carried, name: str, shape: tuple[int, ...]) -> Array:
+        """Return sums that go on from part to part, padded to the kernel's shape."""
         if part.first:
-            shapes = carried(self.p, part.gradients)
-            part.sums.update({name: memory.zeros(*x, aligned=True) for name, x in shapes.items()})
-        return part.sums
+            part.sums[name] = memory.zeros(*self.p.gradient_sums[name], aligned=True)
+        sums = part.sums[name]
+        if sums.shape == shape:
+            return sums
+        padded = memory.zeros(shape, self.p.compute, aligned=True)
+        padded[..., : sums.shape[-1]] = sums
+        return padded
+
+    def bias_sums(self, bias: Array) -> Array:
+        """Return an array for sums of dS, which go on from part to part unless they have rows and keys."""
+        p, (rows, keys) = self.p, self.p.bias_axes
+        along = None if p.part is None or (rows and keys) else p.part.query if rows else p.part.key
+        if along is not None:
+            return self.carried(along, "bias", p.bias_sums)
+        # Without hidden pairs, every number of a single head's bias is written.
+        every = rows and keys and not p.rules.hiding and not bias_shared(p, bias) and not hides(p.dense(bias))
+        return (memory.empty if every else memory.zeros)(p.bias_sums, p.compute, aligned=True)
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
         """Return an array for sums of a shape: `into` if it fits, else a new one."""
@@ -99,16 +109,6 @@ class BackwardArrays:
         if zero:
             into[...] = 0
         return into
-
-    def bias_shape(self, bias: Array) -> tuple[int, ...]:
-        """Return the shape of the sums of dS for a bias.
-
-        It is the bias's own if that has n_q and n_k, else one array for each batch element and head.
-        """
-        rows, keys = bias_axes(bias)
-        if rows and keys:
-            return tuple(bias.shape)
-        return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
 
     def own(self, p: Problem) -> Arrays:
         return {
@@ -153,10 +153,7 @@ class BackwardArrays:
     def result(self, target: Target) -> Differential:
         p = self.p
         if p.part is not None:
-            if self.c is not None and self.dq is not None:
-                p.part.sums["sink"] = self.p_sink * self.c
-            if not p.part.last:
-                return Differential()
+            return self.of_part(target)
 
         def fit(x: Array | None, like: Array | None) -> Any:
             if x is None or like is None:
@@ -174,26 +171,33 @@ class BackwardArrays:
             key=fit(dk, p.key),
             value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
-            sink=None if self.c is None or p.part is not None else self.sink(self.c),
+            sink=None if self.c is None else p.sink_gradient(self.sink_rows(self.c)),
             tables={table: np.asarray(x.sum(axis=(0, 1)), table.dtype) for table, x in self.dtables.items()},
         )
 
-    def sink(self, c: Array) -> Any:
-        return self.sink_of(self.p_sink * c)
+    def of_part(self, target: Target) -> Differential:
+        """Store the sums that go on, and return the gradients that are whole."""
+        p, part = self.p, self.p.part
+        assert part is not None
+        query = key = value = None
+        if part.query is not None and self.dq is not None:
+            if self.c is not None:
+                part.query.sums["sink"] = self.sink_rows(self.c)
+            query = narrowed(self.dq, p.dtype, target) if part.query.last else None
+        if part.key is not None and self.dk is not None and self.dv is not None:
+            dk, dv = self.dk[..., : p.d], self.dv[..., : p.d_v]
+            for name, x in (("key", dk), ("value", dv)):
+                if not np.may_share_memory(part.key.sums[name], x):
+                    part.key.sums[name] = np.ascontiguousarray(x)
+            if part.key.last:
+                key, value = (narrowed(x, p.dtype, target) for x in (dk, dv))
+        bias = self.dbias if all(p.bias_axes) else None
+        return Differential(query, key, value, bias, tables={x: y.sum(axis=(0, 1)) for x, y in self.dtables.items()})
 
-    def sink_of(self, rows: Array) -> Any:
-        """Return the gradient of the sink from its parts by query."""
-        assert self.p.sink is not None
-        sums = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
-        return collapse(sums, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
-
-
-def carried(p: Problem, gradients: str) -> Carried:
-    """Return the shapes and dtypes of the gradients that go on from part to part."""
-    if gradients == "query":
-        return {"query": (p.shape(p.n_q, p.d), p.compute)}
-    keys, widths = (*p.lead, p.kv_heads, p.n_k), {"key": p.d, "value": p.d_v}
-    return {name: ((*keys, padded(p.compute.itemsize, width)), p.compute) for name, width in widths.items()}
+    def sink_rows(self, c: Array) -> Array:
+        """Return the parts of the sink's gradient by query, (..., h, n_q)."""
+        rows: Array = self.p_sink * c
+        return rows
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
     n_q, gradients = (p.n_q, "all") if p.part is None else (p.part.rows, p.part.gradients)
     plain = prefill_spec(p, target, n_q, mask, rule.score, entropy)
     trained = p.trained_bias
-    rows, keys = (True, False) if trained is None else bias_axes(trained)
+    rows, keys = (True, False) if trained is None else p.bias_axes
     amx = plain.element is BF16 and target.amx
     if amx:
         plain = replace(plain, lanes=min(LANES, multiple(n_q, AMX_DEPTH)), paired=True, amx=True)
@@ -238,16 +242,7 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
 
 def bias_shared(p: Problem, bias: Array) -> bool:
     """Return whether several heads add to the same sums over rows and keys."""
-    return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
-
-
-def bias_axes(bias: Array) -> tuple[bool, bool]:
-    """Return whether the sums of dS for a bias have rows, and whether keys.
-
-    They have rows at least.
-    """
-    rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
-    return rows != 1 or keys == 1, keys != 1
+    return all(p.bias_axes) and bias.size != p.batch * p.heads * p.n_q * p.n_k
 
 
 def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:

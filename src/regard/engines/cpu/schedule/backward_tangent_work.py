@@ -79,9 +79,10 @@ class BackwardTangentArrays(BackwardArrays):
         bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
         return replace(super().spec(target), tangent=True, bias_dot=None if bias is None else type_of(bias.dtype))
 
-    def sink(self, c: Array) -> Any:
+    def sink_rows(self, c: Array) -> Array:
         assert self.c_dot is not None
-        return self.sink_of(self.p_sink_dot * c + self.p_sink * self.c_dot)
+        rows: Array = self.p_sink_dot * c + self.p_sink * self.c_dot
+        return rows
 
 
 def backward_jvp(

@@ -356,7 +356,8 @@ class LaunchStages:
             at = b * len(every_head) + np.searchsorted(every_head[:, 0], h)
             at = at * len(every_row) + (first - self.rows.start) // self.spec.lanes
             column["split_state"][...] = at * self.state_bytes
-            column["splits"][...] = RESUMED * (not p.part.first) + CARRIED * (not p.part.last)
+            assert p.part.query is not None
+            column["splits"][...] = RESUMED * (not p.part.query.first) + CARRIED * (not p.part.query.last)
         return made.reshape(-1, len(self.spec.block_fields))
 
 

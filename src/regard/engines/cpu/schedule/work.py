@@ -12,7 +12,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Problem
+from regard.core.problem import CallPart, Problem, SumShapes
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import (
     Arrays,
@@ -232,12 +232,13 @@ class Schedule:
 
 def carried_state(part: CallPart, size: int) -> Array:
     """Return the memory for merged splits of every query block, which goes on from part to part."""
-    if part.first:
-        part.sums["state"] = np.empty(size, np.uint8)
-    return part.sums["state"]
+    assert part.query is not None
+    if part.query.first:
+        part.query.sums["state"] = np.empty(size, np.uint8)
+    return part.query.sums["state"]
 
 
-def carried(p: Problem, target: Target, low: bool) -> Carried:
+def carried(p: Problem, target: Target, low: bool) -> SumShapes:
     """Return the shape and dtype of `carried_state`."""
     spec = replace(spec_of(p, target, p.n_q, bool(p.observe), 0), low=low, carried=True)
     return {"state": ((LaunchStages(spec, p, {}, range(p.n_q), 1).carried,), np.dtype(np.uint8))}

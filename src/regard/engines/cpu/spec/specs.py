@@ -276,8 +276,8 @@ class BackwardSpec(KernelSpec):
     The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
     each of `table_reads`, the derivative in the entry and its indices. With `tangent`, the tangent of the score and
     those of derivatives follow each of them. trains_bias: dS is summed for a bias. bias_rows, bias_keys: axes of these
-    sums. bias_shared: several heads add to each sum. bias_dot: the type of the bias's tangent. gradients: "all", or of
-    the query alone ("query"), which go on from call to call, or of key and value alone ("key").
+    sums. bias_shared: several heads add to each sum. bias_dot: the type of the bias's tangent. gradients: "all"; or
+    "both", which go on from call to call, or of them those of the query alone ("query"), or of key and value ("key").
     """
 
     nonlinear: bool

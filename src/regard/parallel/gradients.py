@@ -1,0 +1,326 @@
+"""Gradients of all inputs, or their tangents, on one rank: the tasks of a `Pipeline` in turn.
+
+Results are those of one process to the bit, except for gradients of tables: those of ranks are added in their order.
+Gradients of bias, sink and tables are whole on every rank, as these inputs are.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, collapse
+from regard.engines import Engine
+from regard.parallel.dealing import Deal
+from regard.parallel.pipeline import Move, Pipeline, Task
+from regard.parallel.programs import Form, Transfer, bias_part, columns, outputs_of, part_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+Transfers = Generator[Transfer, Mapping[int, Sequence[Array]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A direction of the inputs, along which gradients change.
+
+    t: tangents of the inputs; those of query, key and value have the rows of a rank. outputs: the tangents of outputs
+    along t. ct: those of the cotangents.
+    """
+
+    t: Differential
+    outputs: Outputs
+    ct: Outputs
+
+
+@dataclass(frozen=True, eq=False)
+class RankGradients:
+    """The gradients on one rank.
+
+    whole, engine, rank: as in `Rank`. rows, keys: this rank's arrays (..., h, n, width) by name, as `operands` makes
+    them. along: the direction of their tangents, None for gradients.
+    """
+
+    whole: Problem
+    engine: Engine
+    plan: Pipeline
+    rank: int
+    rows: Mapping[str, Array]
+    keys: Mapping[str, Array]
+    along: Direction | None = None
+
+    @classmethod
+    def of(
+        cls, whole: Problem, engine: Engine, plan: Pipeline, rank: int, operands: Sequence[Array],
+        outputs: Outputs, ct: Outputs, along: Direction | None = None,
+    ) -> "RankGradients":  # fmt: skip
+        """Return the gradients of ⟨ct, outputs⟩, or their tangents along a direction.
+
+        operands: query, key and value, the rows of this rank, as those of outputs and ct.
+        """
+        query, key, value = operands
+        rows = {"query": query, **columns("", outputs), **columns("d", ct)}
+        keys = {"key": key, "value": value}
+        if along is not None:
+            rows |= columns("t", along.outputs) | columns("dt", along.ct)
+            given = {name: getattr(along.t, name) for name in ("query", "key", "value")}
+            rows |= {"tquery": given["query"]} if given["query"] is not None else {}
+            keys |= {f"t{name}": given[name] for name in keys if given[name] is not None}
+        return cls(whole, engine, plan, rank, rows, keys, along)
+
+    def run(self, storage: Deal) -> Transfers:
+        """Return a `Differential`.
+
+        storage: the rows that this rank has, and is given the gradient of the query for.
+        """
+        plan = self.plan
+        rows = yield from redealt(self.rows, self.rank, storage, plan.row_deal.runs)
+        work = RankTasks(self, rows)
+        for n, moves in enumerate(plan.moves):
+            yield from work.move(moves)
+            for task in plan.slots[n] if n < len(plan.slots) else ():
+                if plan.owners[task.run] == self.rank:
+                    work.compute(task)
+        work.compute_blind()
+        dq = yield from redealt({"query": work.dq}, self.rank, plan.row_deal, storage.runs)
+        bias, sink = yield from self._gathered(work)
+        tables = yield from self._tables(work)
+        return Differential(dq["query"], work.home["key"], work.home["value"], bias, sink, tables)
+
+    def _gathered(self, work: "RankTasks") -> Transfers:
+        """Return the gradients of bias and sink from the sums of all ranks."""
+        p, plan = self.whole, self.plan
+        everything = [(range(p.n_q),)] * plan.row_deal.ranks
+        sums = yield from redealt(work.by_row, self.rank, plan.row_deal, everything)
+        sink = p.sink_gradient(np.ascontiguousarray(sums["sink"][..., 0])) if "sink" in sums else None
+        if "bias" in work.home:
+            everything = [(range(p.n_k),)] * plan.row_deal.ranks
+            every = yield from redealt({"bias": work.home["bias"]}, self.rank, plan.key_deal, everything)
+            sums = {"bias": every["bias"].swapaxes(-1, -2)}
+        if "bias" not in sums:
+            return None, sink
+        assert p.bias is not None
+        with np.errstate(all="ignore"):
+            return collapse(sums["bias"], p.bias.shape).astype(p.bias.dtype, copy=False), sink
+
+    def _tables(self, work: "RankTasks") -> Transfers:
+        """Return the gradients of tables: the sums of ranks, added in their order."""
+        if not work.tables:
+            return {}
+        ranks = [rank for rank in range(self.plan.row_deal.ranks) if rank != self.rank]
+        own = [*work.tables.values()]
+        forms = [(x.shape, x.dtype) for x in own]
+        given = dict((yield Transfer(dict.fromkeys(ranks, own), dict.fromkeys(ranks, forms))))
+        given[self.rank] = own
+        sums = (sum(given[rank][n] for rank in sorted(given)) for n in range(len(own)))
+        return {table: np.asarray(x, table.dtype) for table, x in zip(work.tables, sums, strict=True)}
+
+
+class RankTasks:
+    """The sums of one rank, and the keys that are with it.
+
+    dq: of the rows that it computes. home: gradients of its own keys. by_row: sums of its rows for bias and sink.
+    """
+
+    def __init__(self, of: RankGradients, rows: Mapping[str, Array]):
+        p, plan = of.whole, of.plan
+        self.of, self.p, self.plan, self.rank, self.rows = of, p, plan, of.rank, rows
+        n, keys = plan.row_deal.size(of.rank), plan.key_deal.size(of.rank)
+        self.dq = np.zeros((*p.lead, p.heads, n, p.d), p.dtype)
+        self.home = {name: np.zeros((*p.lead, p.kv_heads, keys, x), p.dtype) for name, x in self._widths().items()}
+        self.by_row: dict[str, Array] = {}
+        if p.sink is not None:
+            self.by_row["sink"] = np.zeros(p.shape(n, 1), p.compute)
+        if p.trained_bias is not None:
+            if p.bias_axes[0]:
+                shape = (*p.bias_sums[:-2], n, p.bias_sums[-1])
+                self.by_row["bias"] = np.zeros(shape, p.compute)
+            else:
+                self.home["bias"] = np.zeros(p.shape(keys, 1), p.compute)
+        self.tables = {table: np.zeros(table.shape, p.compute) for table in p.rules.tables}
+        self.slices = dict(zip(plan.row_deal.runs[of.rank], plan.row_deal.locals(of.rank), strict=True))
+        self.carried: dict[int, dict[str, Array]] = {}  # sums of each run of rows
+        self.here: dict[int, dict[str, Array]] = {}  # keys by step, with their sums
+        self.done: dict[int, dict[str, Array]] = {}  # gradients of keys by step
+
+    def _widths(self) -> dict[str, int]:
+        return {"key": self.p.d, "value": self.p.d_v}
+
+    def move(self, moves: Sequence[Move]) -> Transfers:
+        """Send and receive keys and their sums."""
+        away = [x for x in moves if x.source != x.target]
+        given: Mapping[int, Sequence[Array]] = {}
+        if away:
+            sent: dict[int, list[Array]] = {}
+            expected: dict[int, list[Form]] = {}
+            for x in away:
+                if x.source == self.rank:
+                    sent.setdefault(x.target, []).extend(self._leaving(x).values())
+                if x.target == self.rank:
+                    expected.setdefault(x.source, []).extend(self._forms(x).values())
+            given = yield Transfer(sent, expected)
+        arrays = {rank: iter(x) for rank, x in given.items()}
+        leaving = {x: self._leaving(x) for x in moves if x.source == x.target == self.rank}
+        for x in moves:
+            if x.target == self.rank:
+                names = self._forms(x)
+                self._arrive(x, leaving.get(x) or {name: next(arrays[x.source]) for name in names})
+        for x in away:
+            if x.source == self.rank and x.kind == "pass":
+                del self.here[x.step]
+        for step in {x.step for x in moves if x.source == self.rank and x.kind == "end"}:
+            del self.done[step]
+
+    def _pieces(self, x: Move) -> list[tuple[slice, slice]]:
+        """Return the keys at home of a move that begins or ends: among those of their rank, and of the step."""
+        home = x.source if x.kind == "begin" else x.target
+        return self.plan.key_deal.pieces(home, self.plan.key_steps[x.step])
+
+    def _leaving(self, x: Move) -> dict[Any, Array]:
+        if x.kind == "pass":
+            return {name: self.here[x.step][name] for name in self._forms(x)}
+        arrays = self.of.keys if x.kind == "begin" else self.done[x.step]
+        at = 0 if x.kind == "begin" else 1
+        return {(name, n): a[..., pair[at], :] for n, pair in enumerate(self._pieces(x)) for name, a in arrays.items()}
+
+    def _forms(self, x: Move) -> dict[Any, Form]:
+        """Return shape and dtype of what a move brings, by name."""
+        p, count = self.p, len(self.plan.key_steps[x.step])
+        keys = {name: ((*p.lead, p.kv_heads, count, a.shape[-1]), a.dtype) for name, a in self.of.keys.items()}
+        sums: dict[Any, Form] = {
+            f"d{name}": ((*p.lead, p.kv_heads, count, width), p.compute) for name, width in self._widths().items()
+        }
+        if "bias" in self.home:
+            sums["dbias"] = (p.shape(1, count), p.compute)
+        if x.kind == "pass":
+            return {**keys, **sums}
+        every = keys if x.kind == "begin" else {name: (a.shape, a.dtype) for name, a in self.home.items()}
+        return {
+            (name, n): ((*shape[:-2], pair[0].stop - pair[0].start, shape[-1]), dtype)
+            for n, pair in enumerate(self._pieces(x)) for name, (shape, dtype) in every.items()
+        }  # fmt: skip
+
+    def _arrive(self, x: Move, given: Mapping[Any, Array]) -> None:
+        if x.kind == "pass":
+            self.here[x.step] = dict(given)
+            return
+        pieces, count = self._pieces(x), len(self.plan.key_steps[x.step])
+        if x.kind == "begin" and x.step not in self.here:
+            self.here[x.step] = {
+                name: np.empty((*a.shape[:-2], count, a.shape[-1]), a.dtype) for name, a in self.of.keys.items()
+            }
+        into, at = (self.here[x.step], 1) if x.kind == "begin" else (self.home, 0)
+        for (name, n), a in given.items():
+            into[name][..., pieces[n][at], :] = a
+
+    def compute(self, task: Task) -> None:
+        """Add the gradients of a task."""
+        plan, block = self.plan, self.here[task.step]
+        sums = {name[1:]: block[name] for name in ("dkey", "dvalue", "dbias") if name in block}
+        earlier, later = (plan.neighbour(task, steps=n) is None for n in (-1, 1))
+        higher, lower = (plan.neighbour(task, runs=n) is None for n in (1, -1))
+        query = Carried(earlier, later, self.carried.setdefault(task.run, {}))
+        key = Carried(higher, lower, sums)
+        g = self._gradients(plan.runs[task.run], plan.key_steps[task.step], block, query, key)
+        block |= {f"d{name}": x for name, x in sums.items()}
+        if key.last:
+            assert g.key is not None
+            assert g.value is not None
+            self.done[task.step] = {"key": g.key, "value": g.value}
+            if "bias" in self.home:
+                self.done[task.step]["bias"] = sums["bias"].swapaxes(-1, -2)
+            del self.here[task.step]
+        if query.last:
+            del self.carried[task.run]
+
+    def compute_blind(self) -> None:
+        """Compute what rows without a key give: the gradient of the sink."""
+        none = {name: x[..., :0, :] for name, x in self.of.keys.items()}
+        for n in np.flatnonzero(~self.plan.live.any(axis=1)).tolist():
+            if self.plan.owners[n] == self.rank:
+                self._gradients(self.plan.runs[n], range(0), none, Carried(True, True, {}), None)
+
+    def _gradients(
+        self, rows: range, keys: range, block: Mapping[str, Array], query: Carried, key: Carried | None
+    ) -> Differential:
+        """Compute the gradients of some rows and keys; keep those of rows and tables."""
+        p, own = self.p, self.slices[rows]
+        part = CallPart(p.n_q, p.keys, query, key, p.bias_axes)
+        mine = {name: x[..., own, :] for name, x in self.rows.items()}
+        problem = part_of(p, part, rows, keys, mine["query"], block["key"], block["value"])
+        outputs, ct = outputs_of("", mine), outputs_of("d", mine)
+        if self.of.along is None:
+            g = self.of.engine.backward(problem, outputs, ct)
+        else:
+            t = self._tangents(rows, keys, mine, block)
+            g = self.of.engine.backward_jvp(problem, outputs, ct, t, outputs_of("t", mine), outputs_of("dt", mine))
+        if query.last:
+            self.dq[..., own, :] = g.query
+            for name in self.by_row.keys() & query.sums.keys():
+                into = self.by_row[name][..., own, :]
+                into[...] = query.sums[name].reshape(into.shape)
+        if g.bias is not None:
+            self.by_row["bias"][..., own, keys.start : keys.stop] = g.bias
+        for table, x in g.tables.items():
+            self.tables[table] += x
+        return g
+
+    def _tangents(
+        self, rows: range, keys: range, mine: Mapping[str, Array], block: Mapping[str, Array]
+    ) -> Differential:
+        """Return the tangents of a part's inputs."""
+        assert self.of.along is not None
+        t = self.of.along.t
+        bias = None if t.bias is None else bias_part(t.bias, rows, keys)
+        return replace(t, query=mine.get("tquery"), key=block.get("tkey"), value=block.get("tvalue"), bias=bias)
+
+
+def redealt(local: Mapping[str, Array], rank: int, source: Deal, targets: Sequence[tuple[range, ...]]) -> Transfers:
+    """Return the rows of this rank's target runs, in their order, of arrays whose rows are dealt otherwise."""
+    if not local or all(positions(runs) == positions(x) for runs, x in zip(source.runs, targets, strict=True)):
+        return local
+    away = partial(pieces_of, source=source)
+    sent = {
+        to: [a[..., own, :] for own, _ in away(rank, runs) for a in local.values()]
+        for to, runs in enumerate(targets) if to != rank
+    }  # fmt: skip
+    expected = {
+        owner: [
+            ((*a.shape[:-2], own.stop - own.start, a.shape[-1]), a.dtype)
+            for own, _ in away(owner, targets[rank]) for a in local.values()
+        ]
+        for owner in range(source.ranks) if owner != rank
+    }  # fmt: skip
+    given = yield Transfer(sent, expected)
+    n = sum(map(len, targets[rank]))
+    results = {name: np.empty((*a.shape[:-2], n, a.shape[-1]), a.dtype) for name, a in local.items()}
+    for owner in range(source.ranks):
+        arrays = iter(given.get(owner, ()))
+        for own, into in away(owner, targets[rank]):
+            for name, a in local.items():
+                results[name][..., into, :] = a[..., own, :] if owner == rank else next(arrays)
+    return results
+
+
+def pieces_of(rank: int, runs: Sequence[range], source: Deal) -> Iterator[tuple[slice, slice]]:
+    """Yield a rank's parts of some runs: where each lies among its own rows, and among those of the runs together."""
+    first = 0
+    for run in runs:
+        for own, into in source.pieces(rank, run):
+            yield own, slice(first + into.start, first + into.stop)
+        first += len(run)
+
+
+def positions(runs: Sequence[range]) -> list[int]:
+    """Return the edges of runs, adjacent ones joined."""
+    edges: list[int] = []
+    for run in runs:
+        if edges and edges[-1] == run.start:
+            edges.pop()
+        else:
+            edges.append(run.start)
+        edges.append(run.stop)
+    return edges

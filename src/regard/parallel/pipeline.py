@@ -1,0 +1,145 @@
+"""Who computes which gradients when, if rows stay with their ranks and keys pass by with the sums of dK and dV.
+
+A task is a run of rows against a step of keys. dQ is summed over keys in ascending order, dK and dV over rows in
+descending order: so a task waits for that of the same rows and earlier keys, and for that of the same keys and later
+rows. Each costs five products, where two passes of queries and of keys cost seven together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.core.problem import ROW_BLOCK, Problem
+from regard.parallel.dealing import Deal
+from regard.parallel.sight import TILE, sight_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LONGEST = 2  # blocks of rows of a task
+PASSES = 4  # least steps of keys, for each rank
+
+
+class Task(NamedTuple):
+    """A run of rows, of those of all ranks in ascending order, and a step of keys."""
+
+    run: int
+    step: int
+
+
+class Move(NamedTuple):
+    """A step of keys on its way.
+
+    kind: "begin" to the rank that computes its first task, "pass" to the next, "end" home. source, target: ranks.
+    """
+
+    kind: str
+    step: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The tasks of all ranks.
+
+    row_deal: the rows that each rank computes, in whole query blocks. runs: those of all ranks, ascending; owners:
+    their ranks. key_deal, key_steps: as in `Sight`. live: (runs, steps), True for a task. slots: tasks that are
+    computed at the same time, at most one of each rank. moves: those before each slot, and those after the last.
+    """
+
+    row_deal: Deal
+    key_deal: Deal
+    key_steps: tuple[range, ...]
+    runs: list[range]
+    owners: list[int]
+    live: Array
+    slots: list[list[Task]]
+    moves: list[list[Move]]
+
+    def neighbour(self, task: Task, runs: int = 0, steps: int = 0) -> Task | None:
+        """Return the next task with the same keys (runs = 1 or -1), or rows (steps = 1 or -1)."""
+        line, at = (self.live[:, task.step], task.run) if runs else (self.live[task.run], task.step)
+        forward = runs + steps > 0
+        others = np.flatnonzero(line[at + 1 :] if forward else line[:at])
+        if not len(others):
+            return None
+        n = int(others[0]) + at + 1 if forward else int(others[-1])
+        return Task(n, task.step) if runs else Task(task.run, n)
+
+
+def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
+    """Return the tasks of a whole call."""
+    whole = not (p.offset % TILE).any()  # else blocks of rows that engines compute together begin anywhere
+    row_deal = row_deal.in_blocks(ROW_BLOCK if whole else max(1, p.n_q), LONGEST)
+    sight = sight_of(p, row_deal, key_deal, PASSES * row_deal.ranks)
+    every = list(row_deal.all_runs())
+    order = np.argsort([x.start for x in every])
+    runs, live = [every[n] for n in order], sight.key_runs[order]
+    owners = row_deal.owners()[order].tolist()
+    found = Pipeline(row_deal, key_deal, sight.key_steps, runs, owners, live, slots_of(live, owners), [])
+    found.moves.extend(moves_of(found))
+    return found
+
+
+def slots_of(live: Array, owners: list[int]) -> list[list[Task]]:
+    """Return tasks that are computed at the same time: of each rank the one that most others wait for, if any."""
+    height, waits = chains(live), waiting(live)
+    ready: list[list[tuple[int, Task]]] = [[] for _ in range(max(owners, default=0) + 1)]
+
+    def release(task: Task) -> None:
+        heappush(ready[owners[task.run]], (-int(height[task]), task))
+
+    for task in map(Task._make, np.argwhere(live & (waits == 0)).tolist()):
+        release(task)
+    slots: list[list[Task]] = []
+    while any(ready):
+        slots.append([heappop(tasks)[1] for tasks in ready if tasks])
+        for run, step in slots[-1]:
+            lower, later = np.flatnonzero(live[:run, step])[-1:], np.flatnonzero(live[run, step + 1 :])[:1] + step + 1
+            for task in (*(Task(int(n), step) for n in lower), *(Task(run, int(n)) for n in later)):
+                waits[task] -= 1
+                if not waits[task]:
+                    release(task)
+    return slots
+
+
+def waiting(live: Array) -> Array:
+    """Return the number of tasks, 0 to 2, that each task waits for."""
+    earlier = np.cumsum(live, axis=1) > 1
+    later = np.cumsum(live[::-1], axis=0)[::-1] > 1
+    return np.where(live, earlier.astype(np.int8) + later, 0)
+
+
+def chains(live: Array) -> Array:
+    """Return the tasks of the longest chain that begins with each task."""
+    height = np.zeros(live.shape, np.int64)
+    below = np.zeros(live.shape[1], np.int64)
+    for run in range(len(live)):
+        after = 0
+        for step in np.flatnonzero(live[run])[::-1].tolist():
+            after = below[step] = height[run, step] = 1 + max(after, below[step])
+    return height
+
+
+def moves_of(x: Pipeline) -> Iterator[list[Move]]:
+    """Yield the moves before each slot, and those after the last."""
+    ends: list[Move] = []
+    for slot in x.slots:
+        moves, ends = ends, []
+        for task in slot:
+            before, target = x.neighbour(task, runs=1), x.owners[task.run]
+            if before is None:
+                moves += [Move("begin", task.step, source, target) for source in owners_of(x, task.step)]
+            else:
+                moves.append(Move("pass", task.step, x.owners[before.run], target))
+            if x.neighbour(task, runs=-1) is None:
+                ends += [Move("end", task.step, target, home) for home in owners_of(x, task.step)]
+        yield moves
+    yield ends
+
+
+def owners_of(x: Pipeline, step: int) -> list[int]:
+    """Return the ranks that have keys of a step."""
+    return [rank for rank in range(x.key_deal.ranks) if x.key_deal.pieces(rank, x.key_steps[step])]

@@ -1,0 +1,252 @@
+"""One rank's call inside of `context_parallel`, as the autograd functions of `torch/autograd.py` see it.
+
+Inputs have the rows of this rank; bias, sink and tables are those of the whole call. Forward and its derivatives are
+programs of `regard.parallel`, run by all ranks together.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from regard.core.layout import Layout
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.tensors import NUMPY, array
+from regard.engines import Engine, choose
+from regard.ops.normalization import problem_from
+from regard.parallel.gradients import Direction, RankGradients
+from regard.parallel.pipeline import Pipeline, pipeline_of
+from regard.parallel.programs import Rank, Transfer, check_lse
+from regard.parallel.sight import sight_of
+from regard.rules import Program
+from regard.runtime.bounded import insert
+from regard.torch.arrays import concrete, values
+from regard.torch.calls import ArrayCall, TensorCall, bound, keeps_low
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.torch.adapter import TensorArguments
+    from regard.torch.parallel import ContextParallel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LINE = 64  # bytes at multiples of which arrays of a message begin
+PLANS = 64  # rules and shapes whose tiles and tasks are cached
+DIGESTS = 64  # arrays whose digests are cached
+_digests: dict[Any, tuple[Any, str]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A checked call of one rank: `call` on `inputs`, whose engine is `RankCall`."""
+
+    call: TensorCall
+    inputs: tuple[torch.Tensor, ...]
+    observe: tuple[Any, ...]
+    header: Mapping[str, Any]
+
+
+def rank_call(cp: "ContextParallel", arguments: "TensorArguments", engine: str | None) -> Call:
+    """Prepare a call of checked arguments."""
+    floats, others = arguments.floats, arguments.others
+    inputs = (*floats.values(), *others.values())
+    low = keeps_low(*floats.values())
+    ranks = Ranks(cp)
+    call = TensorCall(arguments.options, tuple(floats), tuple(others), engine, low=low, ranks=ranks)
+    # What a transform wraps is not compared: it cannot be read.
+    known = [values(x) if concrete(x) else unread(x) for x in inputs]
+    header = ranks.on(call, known, "forward").header
+    grad = torch.is_grad_enabled(), *(x.requires_grad for x in inputs)
+    return Call(call, inputs, arguments.observe, header | {"requires_grad": grad})
+
+
+def unread(x: torch.Tensor) -> Array:
+    """Return zeros in the shape of a tensor."""
+    return np.broadcast_to(np.zeros((), NUMPY[x.dtype]), tuple(x.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """Makes `RankCall`s, for a `TensorCall`."""
+
+    cp: "ContextParallel"
+
+    def on(self, call: TensorCall, arrays: Sequence[Array], function: str) -> "RankCall":
+        """Return the call of an engine's `function` on this rank's arrays."""
+        if call.folded:
+            raise NotImplementedError("regard.attention inside of context_parallel does not know torch.vmap")
+        given = dict(zip(call.inputs, arrays, strict=True))
+        options, tables = bound(call, given)
+        layout = Layout.of(given["query"], options.pop("layout"))
+        operands = tuple(layout.to_bhnd(given[name]) for name in ("query", "key", "value"))
+        n = self.cp.deal.n
+        whole = (np.broadcast_to(np.empty((), x.dtype), (*x.shape[:-2], n, x.shape[-1])) for x in operands)
+        p = problem_from(*whole, **options)
+        if call.constants:
+            p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
+        engine: Any = RankEngine(self.cp, choose(p, call.engine, function), operands)
+        return RankCall(call, p, layout, engine, tables)
+
+
+@dataclass(frozen=True, eq=False)
+class RankCall(ArrayCall):
+    """A call of one rank with its arrays; its problem is the whole call."""
+
+    def forward(self) -> list[Array]:
+        found = self.ranks.forward(self.problem, self.call.low)
+        low = [self.layout.from_bhnd(found.low)] if found.low is not None else []
+        return [*self.to_caller(found), *low]
+
+    @property
+    def ranks(self) -> "RankEngine":
+        engine: Any = self.engine
+        assert isinstance(engine, RankEngine)
+        return engine
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What all ranks have to agree on."""
+        p = self.problem
+        shapes = {name: getattr(p, name).shape for name in ("query", "key", "value")}
+        rules = {name: None if (x := getattr(p, name)) is None else rule_text(x) for name in ("mask", "score")}
+        weighing = {name: None if (x := getattr(p, name)) is None else array_text(x) for name in ("bias", "sink")}
+        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "origin")}
+        floats = tuple(x if isinstance(x, str) else "table" for x in self.call.floats)
+        return {
+            **shapes, **rules, **weighing, **others, "dtype": p.dtype.name, "deal": self.ranks.cp.deal.name,
+            "gradients": (floats, self.call.low),
+            "observe": repr(p.observe), "engine": self.ranks.local.NAME, "version": __version__,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class RankEngine:
+    """An engine's functions on one rank, for the problem of the whole call.
+
+    local: computes parts. operands: query, key and value, (..., h, n, d), of this rank.
+    """
+
+    cp: "ContextParallel"
+    local: Engine
+    operands: tuple[Array, ...]
+
+    def rank(self, p: Problem) -> Rank:
+        return Rank(p, self.local, self.planned(p, sight_of), self.cp.rank, *map(np.ascontiguousarray, self.operands))
+
+    def forward(self, p: Problem, low: bool) -> Outputs:
+        found: Outputs = self.cp.run(self.rank(p).forward(low))
+        return found
+
+    def backward(self, p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+        self.agree("backward", outputs, given(ct))
+        return self.gradients(p, outputs, ct)
+
+    def backward_jvp(
+        self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+    ) -> Differential:
+        self.agree("backward_jvp", outputs, (given(ct), given(t), given(d_ct)))
+        return self.gradients(p, outputs, ct, Direction(t, d_outputs, d_ct))
+
+    def jvp(self, p: Problem, t: Differential, outputs: Outputs) -> tuple[Outputs, Outputs]:
+        self.agree("jvp", outputs, given(t))
+        return outputs, self.cp.run(self.rank(p).tangent(outputs, t))
+
+    def jvp_jvp(self, *args: Any) -> Outputs:
+        raise NotImplementedError("regard.attention inside of context_parallel has no second forward mode")
+
+    def gradients(self, p: Problem, outputs: Outputs, ct: Outputs, along: Direction | None = None) -> Differential:
+        plan: Pipeline = self.planned(p, pipeline_of)
+        program = RankGradients.of(p, self.local, plan, self.cp.rank, self.operands, outputs, ct, along)
+        g: Differential = self.cp.run(program.run(self.cp.deal))
+        return g
+
+    def planned(self, p: Problem, plan: Callable[..., Any]) -> Any:
+        """Return the sight or the pipeline of a call; cached, since layers make the same calls."""
+        cp = self.cp
+        rules = (None if x is None else rule_text(x) for x in (p.mask, p.score))
+        key = plan, p.query.shape, p.key.shape, *rules, p.origin, cp.deal.runs
+        if key not in cp.plans:
+            insert(cp.plans, key, plan(p, cp.deal, cp.deal), PLANS)
+        return cp.plans[key]
+
+    def agree(self, function: str, outputs: Outputs, arrays: Any) -> None:
+        """Raise on all ranks unless all have outputs that derivatives can start from, and give the same arrays."""
+        try:
+            check_lse(outputs.lse)
+        except ValueError as error:
+            self.cp.compare({"error": f"ValueError: {error}"}, error)
+            raise
+        self.cp.compare({"derivative": function, "arrays": arrays})
+
+
+def given(x: Outputs | Differential) -> tuple[str, ...]:
+    """Return the names of the arrays that are not None."""
+    names = x._fields if isinstance(x, Outputs) else ("query", "key", "value", "bias", "sink")
+    tables = () if isinstance(x, Outputs) else (f"{len(x.tables)} tables",)
+    return (*(name for name in names if getattr(x, name) is not None), *tables)
+
+
+def transferred(x: Transfer, rank: int, ranks: int, group: Any) -> tuple[dict[int, list[Array]], int]:
+    """Send arrays to other ranks; return theirs, and the bytes of them."""
+    others = range(ranks)
+    sizes = [[line(a.nbytes) for a in x.sent.get(to, ())] for to in others]
+    coming = [[line(nbytes(form)) for form in x.expected.get(owner, ())] for owner in others]
+    outgoing = torch.empty(sum(map(sum, sizes)), dtype=torch.uint8)
+    incoming = torch.empty(sum(map(sum, coming)), dtype=torch.uint8)
+    buffer, at = array(outgoing), 0
+    for to, each in enumerate(sizes):
+        for a, size in zip(x.sent.get(to, ()), each, strict=True):
+            buffer[at : at + a.nbytes].view(a.dtype).reshape(a.shape)[...] = a
+            at += size
+    dist.all_to_all_single(incoming, outgoing, [*map(sum, coming)], [*map(sum, sizes)], group=group)
+    buffer, at, found = array(incoming), 0, dict[int, list[Array]]()
+    for owner, each in enumerate(coming):
+        for form, size in zip(x.expected.get(owner, ()), each, strict=True):
+            a = buffer[at : at + nbytes(form)].view(form[1]).reshape(form[0])
+            found.setdefault(owner, []).append(a)
+            at += size
+    return found, sum(map(sum, coming))
+
+
+def line(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+def nbytes(form: tuple[tuple[int, ...], Any]) -> int:
+    """Return the bytes of an array of a shape and dtype."""
+    return int(np.prod(form[0], dtype=np.int64)) * np.dtype(form[1]).itemsize
+
+
+def rule_text(rule: Any) -> str:
+    """Return a text that is the same for rules that mean the same: structure, numbers, tables and array masks."""
+    program = Program.of([rule.node])
+    arrays = [*(x.array for x in program.tables), *program.dense]
+    meaning = program.structure, str(program.numbers), [digest(x) for x in arrays]
+    return f"{rule} {hashlib.sha256(repr(meaning).encode()).hexdigest()[:12]}"
+
+
+def array_text(x: Array) -> str:
+    return f"{x.dtype.name} array of shape {x.shape}, digest {digest(x)[:12]}"
+
+
+def digest(x: Array) -> str:
+    """Return a digest of an array's shape and contents.
+
+    It is cached: of a tensor until that changes in place, and of an array as long as it lives.
+    """
+    owner: Any = x
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    owner = getattr(owner.base, "tensor", owner)
+    version = owner._version if isinstance(owner, torch.Tensor) else 0
+    key = x.ctypes.data, x.shape, x.strides, x.dtype.str, version
+    known = _digests.get(key)
+    if known is None or known[0]() is not owner:
+        text = hashlib.sha256(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data).hexdigest()
+        insert(_digests, key, (ref(owner), text), DIGESTS)
+        return text
+    return known[1]
