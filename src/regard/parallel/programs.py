@@ -238,7 +238,7 @@ def ends(p: Problem) -> bool:
 def _rows(x: Outputs, rows: slice) -> Outputs:
     """Return some rows of outputs or cotangents."""
     out, low = (None if a is None else a[..., rows, :] for a in (x.out, x.low))
-    lse, entropy = (None if a is None else a[..., rows] for a in (x.lse, x.entropy))
+    lse, entropy = (None if a is None else np.ascontiguousarray(a[..., rows]) for a in (x.lse, x.entropy))
     return Outputs(out, lse, entropy, low)
 
 

@@ -28,7 +28,7 @@ from regard.parallel.sight import TILE
 from regard.torch.adapter import TensorArguments, applied, watched, watching
 from regard.torch.calls import seen_of
 from regard.torch.dropins.distributed import held
-from regard.torch.modes import batched
+from regard.torch.modes import batched, without_transforms
 from regard.torch.ranks import Call, rank_call, transferred
 from regard.torch.spreading import entered
 from regard.warning import warn_once
@@ -203,13 +203,14 @@ class ContextParallel:
         """
         text = repr(sorted(header.items()))
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        own = torch.tensor([digest], dtype=torch.int64)
-        every = [torch.empty_like(own) for _ in range(self.ranks)]
-        dist.all_gather(every, own, group=self.group)
-        if error is None and len({int(x) for x in every}) == 1:
-            return
         headers: list[Any] = [None] * self.ranks
-        dist.all_gather_object(headers, dict(header), group=self.group)
+        with without_transforms():
+            own = torch.tensor([digest], dtype=torch.int64)
+            every = [torch.empty_like(own) for _ in range(self.ranks)]
+            dist.all_gather(every, own, group=self.group)
+            if error is None and len({int(x) for x in every}) == 1:
+                return
+            dist.all_gather_object(headers, dict(header), group=self.group)
         if error is not None:
             return
         raise ValueError(f"ranks of context_parallel disagree: {difference(headers)}")
@@ -222,7 +223,8 @@ class ContextParallel:
                 asked = program.send(given)
             except StopIteration as end:
                 return end.value
-            given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
+            with without_transforms():
+                given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
 
     def transferred(self, x: Transfer) -> dict[int, list[Array]]:
         """Send arrays to other ranks, and return theirs."""

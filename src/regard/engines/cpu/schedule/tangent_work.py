@@ -49,6 +49,7 @@ class TangentCall:
             spec_of(p, target, rows, entropy=True, decode=False, rules=self.rules(p), more=more),
             pipelined=False,
             low=self.results.low is not None,
+            carried=p.part is not None,
         )
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
         return TangentSpec(
