@@ -18,7 +18,7 @@ from regard.parallel.sight import TILE, sight_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONGEST = 2  # blocks of rows of a task
-PASSES = 4  # least steps of keys, for each rank
+PASSES = 2  # least steps of keys, for each rank
 
 
 class Task(NamedTuple):

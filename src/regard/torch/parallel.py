@@ -104,6 +104,7 @@ class ContextParallel:
     calls: int = 0
     choices: dict[int, DealChoice] = field(default_factory=dict)
     plans: dict[Any, Any] = field(default_factory=dict)
+    sending: list[Any] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -222,15 +223,24 @@ class ContextParallel:
             try:
                 asked = program.send(given)
             except StopIteration as end:
+                self.sent()
                 return end.value
             with without_transforms():
                 given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
 
     def transferred(self, x: Transfer) -> dict[int, list[Array]]:
         """Send arrays to other ranks, and return theirs."""
-        found, received = transferred(x, self.rank, self.ranks, self.group)
-        self.received += received
+        found, sending = transferred(x, self.group)
+        self.sent()
+        self.sending = sending
+        self.received += sum(a.nbytes for arrays in found.values() for a in arrays)
         return found
+
+    def sent(self) -> None:
+        """Wait until other ranks have what was sent to them."""
+        for each in self.sending:
+            each.wait()
+        self.sending = []
 
     def exchanged(self, x: Exchange) -> dict[str, Array]:
         """Send each rank the rows that it wants, and return those for this one."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.tensors import NUMPY, array
+from regard.core.tensors import NUMPY, tensor
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
 from regard.parallel.gradients import Direction, RankGradients
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from regard.torch.parallel import ContextParallel
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LINE = 64  # bytes at multiples of which arrays of a message begin
 PLANS = 64  # rules and shapes whose tiles and tasks are cached
 DIGESTS = 64  # arrays whose digests are cached
 _digests: dict[Any, tuple[Any, str]] = {}
@@ -190,35 +189,22 @@ def given(x: Outputs | Differential) -> tuple[str, ...]:
     return (*(name for name in names if getattr(x, name) is not None), *tables)
 
 
-def transferred(x: Transfer, rank: int, ranks: int, group: Any) -> tuple[dict[int, list[Array]], int]:
-    """Send arrays to other ranks; return theirs, and the bytes of them."""
-    others = range(ranks)
-    sizes = [[line(a.nbytes) for a in x.sent.get(to, ())] for to in others]
-    coming = [[line(nbytes(form)) for form in x.expected.get(owner, ())] for owner in others]
-    outgoing = torch.empty(sum(map(sum, sizes)), dtype=torch.uint8)
-    incoming = torch.empty(sum(map(sum, coming)), dtype=torch.uint8)
-    buffer, at = array(outgoing), 0
-    for to, each in enumerate(sizes):
-        for a, size in zip(x.sent.get(to, ()), each, strict=True):
-            buffer[at : at + a.nbytes].view(a.dtype).reshape(a.shape)[...] = a
-            at += size
-    dist.all_to_all_single(incoming, outgoing, [*map(sum, coming)], [*map(sum, sizes)], group=group)
-    buffer, at, found = array(incoming), 0, dict[int, list[Array]]()
-    for owner, each in enumerate(coming):
-        for form, size in zip(x.expected.get(owner, ()), each, strict=True):
-            a = buffer[at : at + nbytes(form)].view(form[1]).reshape(form[0])
-            found.setdefault(owner, []).append(a)
-            at += size
-    return found, sum(map(sum, coming))
+def transferred(x: Transfer, group: Any) -> tuple[dict[int, list[Array]], list[Any]]:
+    """Send arrays to other ranks; return theirs, and what waits until they have those that were sent.
 
-
-def line(size: int) -> int:
-    return -(-size // LINE) * LINE
-
-
-def nbytes(form: tuple[tuple[int, ...], Any]) -> int:
-    """Return the bytes of an array of a shape and dtype."""
-    return int(np.prod(form[0], dtype=np.int64)) * np.dtype(form[1]).itemsize
+    Ranks wait for nothing but the arrays that they are sent. Until then those that they send must not change.
+    """
+    found = {owner: [np.empty(*form) for form in forms] for owner, forms in x.expected.items()}
+    sent = {to: [np.ascontiguousarray(a) for a in arrays] for to, arrays in x.sent.items()}
+    work = []
+    for send, messages in ((dist.isend, sent), (dist.irecv, found)):
+        peers = [(a, dist.get_global_rank(group, rank)) for rank, arrays in messages.items() for a in arrays]
+        operations = [dist.P2POp(send, tensor(a), peer, group) for a, peer in peers if a.size]
+        work.append(dist.batch_isend_irecv(operations) if operations else [])
+    sending, receiving = work
+    for each in receiving:
+        each.wait()
+    return found, sending
 
 
 def rule_text(rule: Any) -> str:
