@@ -1,5 +1,10 @@
 """Sequences that lie on several devices: the bits of one device, and none has all keys and values."""
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,3 +261,25 @@ def test_errors_inside_of_shard_map() -> None:
         jax.grad(lambda bias: of(bias=bias)(q, k, v).sum())(jnp.zeros((64, 64)))
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(of(), (q, k, v), (q, k, v))
+
+
+def test_two_processes() -> None:
+    """Each with two devices, by `jax.distributed` over gloo."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    script = Path(__file__).parent / "sequence_processes.py"
+    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
+    commands = [[sys.executable, str(script), str(port), "2", str(process)] for process in range(2)]
+    started = [
+        subprocess.Popen(x, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for x in commands
+    ]
+    try:
+        for process in started:
+            out, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors[-2000:]
+            assert out.endswith("same\n")
+    finally:
+        for process in started:
+            process.kill()
