@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 import jax
 import regard.jax
 
+pytestmark = pytest.mark.filterwarnings("ignore:a sequence that is sharded is gathered")
+
 EVERYTHING = [
     "lse", "entropy", "visible", "max", "argmax", "received", "group_received", "profile", regard.top(3),
     regard.mass(regard.window(1)), regard.pooled(3, 2), regard.weights_of([2, 0]),

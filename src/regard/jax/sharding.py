@@ -24,6 +24,7 @@ from regard.jax.binding import bind
 from regard.jax.spreading import Ranks, computed, refusal, sequence_dim
 from regard.jax.task import MATRICES, Axes, PrimitiveTask, Shape, transposed, without
 from regard.jax.xla.values import promotion
+from regard.warning import warn_once
 
 MeshAxes = dict[str, tuple[str, ...]]
 Factors = tuple[str | None, ...]
@@ -192,6 +193,7 @@ def partition(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: 
     """Return a device's function and its shardings, for `custom_partitioning`."""
     sizes = axes_of(task, operands)
     sizes.spreads &= mesh.devices.flat[0].platform == "cpu"
+    warn_of_gathering(task, operands)
     ins, outs = sizes.operands, sizes.results([tuple(x.shape) for x in results])
     every = (*zip(ins, operands, strict=True), *zip(outs, results, strict=True))
     given = [(factors, x.sharding.spec) for factors, x in every if isinstance(x.sharding, NamedSharding)]
@@ -201,6 +203,19 @@ def partition(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: 
         return [NamedSharding(mesh, spec_of(x, mesh_axes)) for x in factors]
 
     return mesh, sizes.part(mesh_axes, outs, mesh), shardings(outs), tuple(shardings(ins))
+
+
+def warn_of_gathering(task: PrimitiveTask, operands: Sequence[Any]) -> None:
+    """Warn once for each reason that makes a device take the whole of a sequence that is sharded."""
+    reason = refusal(task)
+    if reason is None:
+        return
+    for name, x in task.named(operands).items():
+        dim = sequence_dim(task, name, len(x.shape)) if name in ("query", "key", "value") and not task.sizes else None
+        spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()
+        if dim is not None and dim < len(spec) and spec[dim]:
+            warn_once(f"a sequence that is sharded is gathered on every device: {reason} needs it whole")
+            return
 
 
 def infer(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> list[NamedSharding]:

@@ -27,6 +27,12 @@ Operands = dict[str, Any]
 
 ENGINES = (None, "cpu", "tiled")  # that compute parts
 STATISTICS = ("lse", "entropy")
+WHOLE = {"weights": "return_weights", "jvp": "forward mode"} | dict.fromkeys(
+    ("backward_jvp", "jvp_jvp"), "a second derivative"
+)
+"""What tasks of a kind that has no parts are."""
+FIRST = np.zeros((), np.int32)
+"""The turn of what waits for no step."""
 GRADIENTS = {"query": ("query", "sink"), "key": ("key", "value")}
 
 
@@ -34,10 +40,10 @@ def refusal(task: PrimitiveTask) -> str | None:
     """Return the reason why a task needs its queries and keys whole, or None."""
     others = [name for name, _ in task.call.observe if name not in STATISTICS]
     untrained = [name for name, _ in task.wrt if name not in (*GRADIENTS["query"], *GRADIENTS["key"])]
-    if task.kind not in ("forward", "backward"):
-        return f"{task.kind} has no parts"
+    if task.kind in WHOLE:
+        return WHOLE[task.kind]
     if task.sizes:
-        return "axes of vmap"
+        return "vmap"
     if others:
         return f"the statistic {others[0]!r}"
     if untrained:
@@ -106,7 +112,7 @@ class Ranks:
         pieces = []
         for owner in range(self.count):
             for own, into in deal.pieces(owner, rows):
-                piece = jax.lax.dynamic_slice_in_dim(x, own.start + turn, own.stop - own.start, dim)
+                piece = after(turn, jax.lax.slice_in_dim(x, own.start, own.stop, axis=dim))
                 places = range(rows.start + into.start, rows.start + into.stop)
                 pieces.append(self.broadcast(piece, dim, owner, *wanting(seen, self.count, owner, places)))
         return jnp.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
@@ -121,6 +127,11 @@ class Ranks:
             part = jnp.where(jnp.asarray(receives)[jax.lax.axis_index(self.axes)], arrived, part)
             have, ranks = have + ranks[: len(pairs)], ranks[len(pairs) :]
         return jax.lax.dynamic_update_slice_in_dim(x, part, rows.start, dim)
+
+
+def after(turn: Any, x: Any) -> Any:
+    """Return x once a step is done: its turn is 0, which XLA does not know."""
+    return jnp.where(turn == 0, x, jnp.zeros((), x.dtype))
 
 
 def wanting(seen: Array | None, count: int, owner: int, places: range) -> tuple[list[int], slice]:
@@ -170,12 +181,12 @@ def computed(task: PrimitiveTask, x: Operands, ranks: Ranks) -> list[Any]:
     if task.kind == "forward":
         found = passed(task, x, ranks, "", ("key", "value"))
         return [found[name] for name in task.results]
-    found = {}
+    found = Operands(turn=FIRST)
     for gradients, names in GRADIENTS.items():
         own = replace(task, wrt=tuple(y for y in task.wrt if y[0] in names))
         if own.wrt:
             passing = ("key", "value") if gradients == "query" else row_names(task, x)
-            found |= passed(own, x, ranks, gradients, passing)
+            found |= passed(own, x, ranks, gradients, passing, found["turn"])
     return [found[name] for name, _ in task.wrt]
 
 
@@ -184,10 +195,14 @@ def row_names(task: PrimitiveTask, x: Operands) -> list[str]:
     return [name for name in x if sequence_dim(task, name, 3) is not None and name not in ("key", "value")]
 
 
-def passed(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, names: Sequence[str]) -> Operands:
-    """Return the results by name after all steps in which arrays of these names pass by."""
+def passed(
+    task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, names: Sequence[str], turn: Any = FIRST
+) -> Operands:
+    """Return the results by name after all steps in which arrays of these names pass by.
+
+    turn: of the step after which they begin.
+    """
     passes, seen = ranks.passes(gradients), ranks.seen(gradients)
-    turn = jnp.zeros((), np.int32)
     turns, sums = [turn, turn], Operands()
     rank = jax.lax.axis_index(ranks.axes).astype(np.int32)
     found: Operands = {}
