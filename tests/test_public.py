@@ -104,7 +104,8 @@ SIGNATURES = {
     "set_num_threads": "(n)",
     "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None, grid=None, image=None)",
     "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
-    "weights=None, sequence=None, save=None, with_model=False, port=0, open_browser=True, block=None, **options)",
+    "weights=None, image=None, sequence=None, save=None, with_model=False, port=0, open_browser=True, block=None, "
+    "**options)",
     "top": "(k)",
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",

@@ -71,6 +71,12 @@ def _torch_running() -> Any:
     return running
 
 
+def _torch_pictured() -> Any:
+    from regard.torch.capture import pictured
+
+    return pictured
+
+
 def _torch_pretrained() -> Any:
     import regard.torch.capture.pretrained as pretrained
 
@@ -83,6 +89,7 @@ _loaders |= {
     "torch.capture": _torch_capture,
     "torch.forward": _torch_forward,
     "torch.running": _torch_running,
+    "torch.pictured": _torch_pictured,
     "torch.pretrained": _torch_pretrained,
 }
 

@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "that ships with regard, a sentence with a repeated name)",
     )
     _seen(look)
+    look.add_argument("--image", type=Path, metavar="FILE", help="a picture that the model reads, with --text if both")
     look.add_argument(
         "--arrays",
         type=Path,

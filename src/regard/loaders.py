@@ -9,6 +9,7 @@ Nothing here imports a framework. The package registers a function for each, wit
 | `torch.capture` | `capture` of a PyTorch model |
 | `torch.forward` | `attend`, which runs a model for its attention alone |
 | `torch.running` | `TextModel`, which runs a model on typed texts |
+| `torch.pictured` | `read`, which runs a model on a picture |
 | `torch.pretrained` | `read`, which runs a model of transformers on a text |
 """
 

@@ -299,7 +299,7 @@ def test_models_without_a_grid() -> None:
             model(pixel_values=torch.zeros(1, 3, 32, 32))
         assert [layer.grids for layer in seen] == [()] * len(seen)
         with pytest.raises(ValueError, match="image goes with a grid of patches, and no layer has one"):
-            seen.show(np.zeros((4, 4, 3), np.uint8))
+            seen.showing(np.zeros((4, 4, 3), np.uint8))
 
 
 @needs_transformers
@@ -357,7 +357,7 @@ def test_a_given_grid(tmp_path: Any) -> None:
         (
             {"image": np.zeros((2, 2, 3), np.uint8)},
             ValueError,
-            "image goes with a grid of patches, and no layer has one",
+            "a picture goes with a grid of patches, and Attending has none that is known: no module of it tells",
         ),
     ],
 )

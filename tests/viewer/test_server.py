@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.error import HTTPError
 
@@ -19,6 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import regard
+from regard.interpret.capture.grids import PatchGrid
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import ROUTES, Answers
@@ -35,7 +37,9 @@ LOOK = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
 
 @pytest.fixture(scope="module")
 def answers() -> Iterator[Answers]:
-    made = Answers([arrays(Q, K, V, causal=True), example(Settings("to be or not to be"))], patience=None)
+    text = example(Settings("to be or not to be"))
+    grid = PatchGrid(1, 2, np.array([0, 1]), picture=np.zeros((2, 4, 3), np.uint8))
+    made = Answers([arrays(Q, K, V, causal=True), replace(text, grids=(grid,))], patience=None)
     yield made
     made.close()
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.arguments.packages import require
 from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.pictures import opened
 from regard.loaders import loaders
 from regard.runtime.progress import Stage
 
@@ -90,6 +91,22 @@ def model(name: str, given: str | None, progress: Callable[[Stage], object], dty
     require_local(name)
     progress(Stage("loading PyTorch and transformers"))
     seen: Capture = loaders["torch.pretrained"]().read(name, given, dtype=dtype or "auto", progress=progress)
+    return seen
+
+
+def pictured(
+    name: str, image: Path, given: str | None, progress: Callable[[Stage], object], dtype: str | None = None
+) -> "Capture":
+    """Capture a model of transformers that reads a picture, and a text if it reads both.
+
+    dtype: in which it runs, by default that of its files. Raises ValueError if the model or the picture does not exist,
+    or cannot be read.
+    """
+    require_local(name)
+    picture = opened(image)
+    progress(Stage("loading PyTorch and transformers"))
+    read = loaders["torch.pretrained"]().read_picture
+    seen: Capture = read(name, picture, given, dtype=dtype or "auto", progress=progress)
     return seen
 
 

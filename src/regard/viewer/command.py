@@ -111,7 +111,7 @@ def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress
     """Return the scenes of a page: a model stays, and reads the texts that are typed."""
     if (text, arguments.capture, arguments.model, arguments.arrays) == (None,) * 4:
         return words.page(progress)
-    if arguments.model is None:
+    if arguments.model is None or arguments.image is not None:
         return _scenes(arguments, text, mask, progress)
     try:
         runner = TextRunner(*inputs.running(arguments.model, progress, arguments.dtype))
@@ -134,6 +134,9 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     """Return the scenes to look at."""
     if arguments.capture is not None:
         return sources.captured(inputs.capture(arguments.capture))
+    if arguments.image is not None:
+        seen = inputs.pictured(arguments.model, arguments.image, text, progress, arguments.dtype)
+        return sources.captured(seen, kind="capture")
     if arguments.model is not None:
         return sources.captured(inputs.model(arguments.model, text, progress, arguments.dtype), kind="model")
     if arguments.arrays is not None:
@@ -173,6 +176,8 @@ def _text(arguments: Namespace) -> str | None:
         raise ValueError(f"a text does not go with {named[0]}, where all was read already")
     if arguments.model is None:
         inputs.require_model(arguments.dtype)
+        if arguments.image is not None:
+            raise ValueError("--image goes with --model: it is a picture for a model to read")
     if arguments.arrays is None and (arguments.causal or arguments.window is not None):
         raise ValueError("--causal and --window go with --arrays: models have rules of their own")
     return inputs.text(given, arguments.file)

@@ -26,6 +26,7 @@ def look(
     key_tokens: Sequence[str] | None = None,
     lse: Any = None,
     weights: Any = None,
+    image: Any = None,
     sequence: int | str | None = None,
     save: str | Path | Sequence[str | Path] | None = None,
     with_model: bool = False,
@@ -56,6 +57,9 @@ def look(
             models and `return_weights` return, or another tool. An array (heads, n_q, n_k) or
             (layers, heads, n_q, n_k), or arrays (heads, n_q, n_k) or (batch, heads, n_q, n_k) of
             layers in a list, a tuple, or a dict by their numbers. Scores and values are not shown.
+        image: a path, a picture of Pillow, or pixels (height, width, 3) of uint8. A PyTorch model
+            reads it by `tokenizer`, its processor of transformers, with `text` if it reads both.
+            Below the single grid of a capture's patches it is shown as it is.
         sequence: the number, or a part of the name, of one sequence of a model that reads several
             (encoder and decoder). The page shows all by default; a file shows one.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz. Without an ending:
@@ -84,7 +88,7 @@ def look(
     paths = [target for path in given for target in targets(Path(path))]
     every = partial(
         scenes_of if paths else scenes_of_page, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens,
-        key_tokens=key_tokens, lse=lse, weights=weights, **options,
+        key_tokens=key_tokens, lse=lse, weights=weights, image=image, **options,
     )  # fmt: skip
 
     def scenes() -> Sequence[Scene]:
@@ -128,6 +132,7 @@ def scenes_of(
     *,
     text: str | None = None,
     tokenizer: Any = None,
+    image: Any = None,
     **options: Any,
 ) -> tuple[Scene, ...]:
     """Return the scenes that the arguments of `look` mean."""
@@ -135,7 +140,7 @@ def scenes_of(
     from regard.viewer.scene import sources
 
     if (weights := options.pop("weights", None)) is not None:
-        others = {"what": what, "key": key, "value": value, "text": text, "tokenizer": tokenizer}
+        others = {"what": what, "key": key, "value": value, "text": text, "tokenizer": tokenizer, "image": image}
         return (_of_weights(weights, others | options),)
     given = {name for name, x in options.items() if x is not None}
     arrays = key is not None
@@ -146,16 +151,18 @@ def scenes_of(
             raise TypeError(f"{', '.join(sorted(given))} goes with query and key: look(query, key, ...)")
         if value is not None:
             raise TypeError("value was given without key: look(query, key, value)")
+    module = getattr(sys.modules.get("torch.nn"), "Module", ())
+    if image is not None and (arrays or not isinstance(what, (Capture, module))):
+        raise TypeError("image goes with a capture, or with a PyTorch model and its processor as tokenizer=")
     if what is None and not arrays:
         settings = sources.Settings() if text is None else sources.Settings(text)
         return (sources.example(settings),)
     if isinstance(what, Capture):
         if arrays or text is not None:
             raise TypeError("a capture has keys and text of its own: look(capture)")
-        return sources.captured(what)
-    module = getattr(sys.modules.get("torch.nn"), "Module", None)
-    if module is not None and isinstance(what, module):
-        return of_model(what, text, tokenizer)
+        return sources.captured(what if image is None else what.showing(image))
+    if isinstance(what, module):
+        return of_model(what, text, tokenizer) if image is None else of_picture(what, image, text, tokenizer)
     if not arrays:
         raise TypeError(
             "look takes query and key, a regard.Capture, a PyTorch model with tokenizer=, or nothing but "
@@ -203,6 +210,15 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> tuple[Scene, ...]:
     if tokenizer is None:
         raise TypeError("a model needs its tokenizer: look(model, text=..., tokenizer=...)")
     return TextRunner(model, tokenizer).scenes({"text": SENTENCE if text is None else text})
+
+
+def of_picture(model: Any, image: Any, text: str | None, processor: Any) -> tuple[Scene, ...]:
+    """Return the scenes of a PyTorch model that reads a picture, and a text if it reads both."""
+    from regard.viewer.scene import sources
+
+    if processor is None:
+        raise TypeError("a model needs its processor to read a picture: look(model, image=..., tokenizer=processor)")
+    return sources.pictured(model, processor, image, text)
 
 
 def numpy_of(x: Any) -> Array:

@@ -138,8 +138,8 @@ class Capture(Sequence[Layer]):
             raise ValueError(f"{path} is no sound capture: {error}") from None
         return found
 
-    def show(self, image: Any) -> None:
-        """Set the picture that is shown below the single grid of its layers.
+    def showing(self, image: Any) -> Self:
+        """Return this capture with a picture below the single grid of its layers.
 
         image: a path, a picture of Pillow, or pixels (height, width, 3) of uint8, cropped as the
         model saw it. Raises ValueError for a capture without a grid, or of several pictures.
@@ -149,9 +149,8 @@ class Capture(Sequence[Layer]):
         if any(len(layer.grids) > 1 for layer in self.layers):
             raise ValueError("image is for a single picture, and this model read several")
         shown = pixels(image)
-        self.layers = [
-            replace(x, grids=tuple(replace(grid, picture=shown) for grid in x.grids)) for x in self.layers
-        ]  # fmt: skip
+        layers = [replace(x, grids=tuple(replace(grid, picture=shown) for grid in x.grids)) for x in self.layers]
+        return type(self)(layers, self.tokens, self.model, self.dropped)
 
     # Layers
 

@@ -17,6 +17,7 @@ from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.inputs import NoTokenizerError
 from regard.interpret.maps import repeated_tokens
 from regard.runtime.progress import Stage
+from regard.torch.capture import pictured
 from regard.torch.capture.encoding import check_length, encoded, longest
 from regard.torch.capture.forward import attend, attention_seen
 from regard.torch.capture.recorder import pieces
@@ -65,6 +66,29 @@ def read(
     return seen
 
 
+def read_picture(
+    model: str,
+    image: Any,
+    text: str | None = None,
+    *,
+    memory: int | None = None,
+    dtype: str = "auto",
+    progress: Callable[[Stage], object] = lambda stage: None,
+) -> Capture:
+    """Capture a model's attention to a picture of Pillow, and to a text if it reads both.
+
+    model, memory, dtype: as in `read`.
+    """
+    with _quiet():
+        config = _loaded(transformers.AutoConfig, model, "configuration")
+        processor = _loaded(transformers.AutoProcessor, model, "processor")
+        progress(Stage("loading the model"))
+        name = next(iter(config.architectures or ()), "")
+        kind = getattr(transformers, name, transformers.AutoModel)
+        network = _loaded(kind, model, "model", dtype=dtype).eval()
+        return pictured.read(network, processor, image, text, memory=memory, progress=progress)
+
+
 def load(model: str, dtype: str, progress: Callable[[Stage], object]) -> tuple[Any, Any]:
     """Load a model with its head for words, if it has one, and its tokenizer.
 
@@ -103,10 +127,10 @@ def _require_text(config: Any, model: str) -> None:
     name = next(iter(config.architectures or ()), "")
     reads = getattr(getattr(transformers, name, None), "main_input_name", "input_ids")
     if reads != "input_ids":
-        raise ValueError(
-            f"{model} reads no text: {name} takes {reads}. Run it in Python inside of "
-            "`with regard.capture(model) as seen:`, then `regard.look(seen)`"
-        )
+        how = "Run it in Python inside of `with regard.capture(model) as seen:`, then `regard.look(seen)`"
+        if reads == "pixel_values":
+            how = "Give it a picture: regard look --model ... --image cat.png"
+        raise ValueError(f"{model} reads no text: {name} takes {reads}. {how}")
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -59,11 +59,13 @@ def capture(
     tokenizer: Any = None,
     grid: Any = None,
     image: Any = None,
+    gridded: bool = False,
     values: dict[str, Array] | None = None,
 ) -> Iterator[Capture]:
     """Record a model; see `regard.capture`.
 
-    values: is filled with the values (b, h_kv, n_k, d_v) of each layer that one call made.
+    gridded: raise ValueError if no layer has a grid. values: is filled with the values (b, h_kv, n_k, d_v) of each
+    layer that one call made.
     """
     labels, grid = _labels(tokenizer), given_grid(grid)
     shown = None if image is None else pixels(image)
@@ -83,8 +85,11 @@ def capture(
             yield seen
         seen.layers, seen.tokens = recorder.finished(labels, grid)
         seen.dropped = recorder.dropped
+        if (shown is not None or gridded) and recorder.calls and not any(layer.grids for layer in seen.layers):
+            why = f"{seen.model} has none that is known: {recorder.read.why_not()}"
+            raise ValueError(f"a picture goes with a grid of patches, and {why}")
         if shown is not None:
-            seen.show(shown)
+            seen.layers = seen.showing(shown).layers
         if path is not None:
             seen.save(path)
             saved = Capture.load(path)

@@ -13,7 +13,9 @@ from regard.core import rowsums
 from regard.examplemodel import ExampleModel, Trace
 from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
+from regard.interpret.capture.pictures import opened
 from regard.interpret.examplemodel.model import VOCABULARY
+from regard.loaders import loaders
 from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
 from regard.runtime.forks import cached_property
@@ -367,6 +369,14 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
             )
         )
     return tuple(scenes)
+
+
+def pictured(model: Any, processor: Any, image: Any, text: str | None) -> tuple[Scene, ...]:
+    """Return the scenes of a PyTorch model that reads a picture, and a text if it reads both.
+
+    image: as in `regard.look`. processor: of transformers.
+    """
+    return captured(loaders["torch.pictured"]().read(model, processor, opened(image), text))
 
 
 LISTS = ("layers", "layer", "blocks", "block", "h")
