@@ -1,5 +1,6 @@
 /** What the page knows, asked from a source once and kept within bounds. */
 
+import { fromHalf } from "./numbers/half";
 import type { Pyramid } from "./numbers/levels";
 import { Recent } from "./recent";
 import type { Numbers, Source } from "./source/source";
@@ -295,6 +296,13 @@ export interface HeadAt {
   head: number;
 }
 
+/** A token that looks at the patches of a grid, or that they look at. */
+export interface HeatAt {
+  token: number;
+  side: "row" | "column";
+  grid: number;
+}
+
 /** What a path of the server looks like. */
 function path(scene: string, rest: string, query: string[] = []): string {
   const [id, b] = scene.split(":");
@@ -306,6 +314,9 @@ const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: 
   path(scene, `${what}/${layer}/${head}${rest}`, query);
 
 const peakName = ({ scene, layer, head }: HeadAt, i: number): string => `${scene}/${layer}/${head}/${i}`;
+
+/** Weights of all heads on patches that are asked for as text: of more, half floats are. */
+const MOST_PLAIN = 2 ** 17;
 
 const weightsOf = (weights: readonly (number | null)[]): Float32Array =>
   Float32Array.from(weights, (weight) => weight ?? NaN);
@@ -507,11 +518,19 @@ export class Data {
   }
 
   /** The weights of a token on the patches of a grid, or of the patches on it, by layer and head. */
-  async heat(scene: string, token: number, side: "row" | "column", grid: number): Promise<Float32Array[][]> {
-    const answer = await this.json<{ layers: (number | null)[][][] }>(
-      path(scene, "heat", [`token=${token}`, `side=${side}`, `grid=${grid}`]),
+  async heat({ layers, grids = [] }: Scene, scene: string, at: HeatAt): Promise<Float32Array[][]> {
+    const patches = grids[at.grid].tokens.length;
+    const query = Object.entries(at).map(([name, value]) => `${name}=${value}`);
+    const heads = layers.reduce((sum, layer) => sum + layer.heads, 0);
+    if (heads * patches <= MOST_PLAIN) {
+      const answer = await this.json<{ layers: (number | null)[][][] }>(path(scene, "heat", query));
+      return answer.layers.map((of) => of.map(weightsOf));
+    }
+    const { bits } = await this.halves(path(scene, "heat", [...query, "numbers=f16"]));
+    let head = 0;
+    return layers.map((layer) =>
+      Array.from({ length: layer.heads }, () => fromHalf(bits.slice(head++ * patches, head * patches))),
     );
-    return answer.layers.map((heads) => heads.map(weightsOf));
   }
 
   /** The weights of a token on the patches of a grid through all layers: attention rollout. */

@@ -1,9 +1,9 @@
 import type { Earlier, Heads, Layer, Profile, Scene, Scenes, Settings, TokenRow, Words } from "../data";
-import { fromHalf } from "../numbers/half";
+import { fromHalf, toHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { sinkShare } from "../numbers/sinks";
 import { earlierOf } from "./earlier";
-import { heatOf, rolloutOf } from "./heats";
+import { heatOf, rolloutOf, type Heats } from "./heats";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
@@ -126,6 +126,10 @@ export class FileSource implements Source {
         made.set(one, k * size * size);
       }
       return made.buffer;
+    }
+    if (what === "heat") {
+      const { layers: all } = (await this.json(path)) as Heats;
+      return Uint16Array.from(all.flat(2), (weight) => toHalf(weight ?? NaN)).buffer;
     }
     const name = `${scene}/${layer}/${head}`;
     const weights = this.weights(name);

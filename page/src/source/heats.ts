@@ -10,6 +10,11 @@ type HeadOf = (layer: number, head: number) => Weights;
 /** NaN is null in JSON. */
 const plain = (x: Float32Array): (number | null)[] => Array.from(x, (weight) => (Number.isNaN(weight) ? null : weight));
 
+/** Weights on patches, by layer and head. */
+export interface Heats {
+  layers: (number | null)[][][];
+}
+
 /** The weights of a token on the patches of a grid, or of the patches on it, by layer and head. */
 export async function heatOf(
   layers: readonly Layer[],
@@ -17,7 +22,7 @@ export async function heatOf(
   grid: Grid,
   token: number,
   side: string,
-): Promise<{ layers: (number | null)[][][] }> {
+): Promise<Heats> {
   const row = async ({ n_q, n_k }: Layer, weights: Weights): Promise<Float32Array> =>
     side === "row" ? weights.block(token, token + 1, 0, n_k) : weights.block(0, n_q, token, token + 1);
   const heads = layers.map((layer, l) =>

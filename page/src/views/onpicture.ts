@@ -10,6 +10,7 @@ import { heatWords } from "../parts/heatwords";
 import { shadeKey } from "../parts/legend";
 import { toneChoice } from "../parts/mapcontrols";
 import { picturePad } from "../parts/picturepad";
+import { orRefused, Refused } from "../source/source";
 import type { State } from "../state";
 import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, onWords, titleOf } from "./pictured";
 import { chosen, latest, layerOf, touches, type Context, type MakeView, type View } from "./view";
@@ -56,11 +57,12 @@ class OnPicture implements View {
     this.load = latest(context.fail);
     this.heads = heatGrid(context);
     this.pad = picturePad(context);
-    const large = h("div", { class: "heat-large" }, this.heading, this.stage.element, this.readout, this.key);
+    const beside = h("div", { class: "heat-row" }, this.stage.element, this.pad.element);
+    const large = h("div", { class: "heat-large" }, this.heading, beside, this.readout, this.key);
     const small = h("aside", { "aria-label": "Every head" }, h("h2", {}, "In every head"), this.heads.element);
     large.append(this.words, this.note);
     this.body = h("div", { class: "heat-main" }, large, small);
-    const parts = [this.controls, this.pad.element, this.empty, this.body];
+    const parts = [this.controls, this.empty, this.body];
     this.element = h("section", { class: "view on-picture", "aria-label": "On the picture" }, ...parts);
   }
 
@@ -141,12 +143,14 @@ class OnPicture implements View {
       const [image, heads, weights, words, title] = await Promise.all([
         this.bitmap(grid),
         heatsOf(context, grid, at),
-        heatOf(context, grid, at),
+        orRefused(heatOf(context, grid, at)),
         onWords(context, at),
         titleOf(context, grid, at),
       ]);
       if (!current()) return;
-      this.draw(grid, at, { image, weights, title });
+      const refused = weights instanceof Refused ? weights.message : "";
+      this.draw(grid, at, { image, weights: weights instanceof Refused ? null : weights, title });
+      if (refused) this.note.textContent = refused;
       const look = heatLook(context.store.state);
       if (heads) this.heads.show(grid, image, heads, look);
       await this.drawWords(grid, at, words, current);

@@ -24,9 +24,11 @@ export function chosenOn(context: Context, grid: Grid): Chosen {
 export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chosen): Promise<Float32Array[][] | null> {
   const { data, store, scene } = context;
   const number = Math.max(0, scene.grids?.indexOf(grid) ?? 0);
-  if (!by) return data.heat(store.state.scene, tokens[0], "row", number);
+  if (!by) return data.heat(scene, store.state.scene, { token: tokens[0], side: "row", grid: number });
   if (grid.side === "keys") return null;
-  const all = await Promise.all(tokens.map((token) => data.heat(store.state.scene, token, "column", number)));
+  const all = await Promise.all(
+    tokens.map((token) => data.heat(scene, store.state.scene, { token, side: "column", grid: number })),
+  );
   return all[0].map((heads, l) => heads.map((_, k) => sumOf(all.map((one) => one[l][k]))));
 }
 
