@@ -109,6 +109,7 @@ function moreLicences(): Plugin {
 // One module, one style sheet, nothing loaded later: the same files serve a server, a notebook and a saved file.
 export default defineConfig({
   plugins: [drawnFormulas(), fewerParts(), ownStyles(), moreLicences()],
+  assetsInclude: ["**/*.safetensors"], // which tests read
   define: { "process.env.NODE_ENV": '"production"' },
   build: {
     target: "es2022",

@@ -67,7 +67,7 @@ def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     others = (sources.arrays(**call) for call in arrays.values())
     scenes = [*sources.for_page([sources.example(sources.Settings())]), *others]
     with serving(scenes) as viewer:
-        assert list(viewer.answers.scenes) == ["example", "hand", "cross", *arrays]
+        assert list(viewer.answers.scenes) == ["example", "hand", "cross", "picture", *arrays]
         yield viewer
 
 

@@ -1,4 +1,4 @@
-"""A small byte-level decoder, with trained weights.
+"""Two small models with trained weights: a byte-level decoder, and a vision transformer.
 
-`model` has its code, CARD.md how it was trained.
+`model` and `vit` have their code, made of `blocks`; CARD.md and VIT.md say how they were trained.
 """

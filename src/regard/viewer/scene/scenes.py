@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.viewer.scene.running import Predicts, Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand"]
+Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand", "picture"]
 
 SMALL = 2**22
 """Query-key pairs up to which NumPy's tiles take less time than a compiler."""
@@ -181,8 +181,9 @@ class Scene:
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
     runner, run, settings: the model that runs here, what it keeps of this run, and the run's settings; the text can
     then be edited. part: the scene's place among those of its run. predicts: what the model expects at each query.
-    following: likely next tokens with their probabilities. opening: what to show first, by default what `finding`
-    picks. grids: of pictures and sounds among the keys, and among the queries unless layers are cross-attention.
+    following: likely next tokens with their probabilities. odds: what the model makes of a picture, the likeliest
+    first. opening: what to show first, by default what `finding` picks. grids: of pictures and sounds among the keys,
+    and among the queries unless layers are cross-attention.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Scene:
     part: int = 0
     predicts: "Predicts" = ""
     following: tuple[tuple[str, float], ...] = ()
+    odds: tuple[tuple[str, float], ...] = ()
     opening: Opening | None = None
     grids: tuple[PatchGrid, ...] = ()
 
@@ -243,7 +245,12 @@ class Scene:
             "predicts": self.predicts,
             "settings": self.settings,
             "following": [{"token": token, "probability": share} for token, share in self.following],
-        } | ({"grids": self._described_grids()} if self.grids else {})
+        } | self._pictured()
+
+    def _pictured(self) -> dict[str, Any]:
+        """Return what a scene with pictures has in its entry; nothing of others."""
+        odds = [{"token": name, "probability": share} for name, share in self.odds]
+        return {name: x for name, x in (("grids", self._described_grids()), ("odds", odds)) if x}
 
     def _described_grids(self) -> list[dict[str, Any]]:
         side = "keys" if self.layers[0].cross else "both"

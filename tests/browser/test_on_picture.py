@@ -1,0 +1,83 @@
+"""Weights on a picture: what is clicked, what is told, what is saved, and what is drawn."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from in_browser import AXE, Tab
+from regard.viewer.serve.answers import Answers
+
+STAGE = ".heat-stage canvas"
+SAID = re.compile(r"Most on row (\d+), column (\d+) \(([\d.]+)\)")
+
+
+def heaviest(tab: Tab) -> tuple[int, float]:
+    """The token that most weight is told to be on, and how much."""
+    row, column, weight = SAID.search(tab.page.locator(".heat-readout output").inner_text()).groups()
+    return 1 + 6 * (int(row) - 1) + int(column) - 1, float(weight)
+
+
+def test_a_click_on_a_patch_shows_where_it_looks(tab: Tab) -> None:
+    page = tab.open("view=picture&scene=picture&layer=1&head=0&i=0&type=false")
+    answers = tab.viewer.answers
+    page.wait_for_selector(".heats .thumb canvas")
+    row = answers.get("picture/row/1/0/0").content[1:]
+    token, weight = heaviest(tab)
+    assert token == 1 + row.argmax()
+    np.testing.assert_allclose(weight, row.max(), rtol=0.1)
+    side = page.locator(STAGE).bounding_box()["width"]
+    page.locator(STAGE).click(position={"x": side * 3.5 / 6, "y": side * 2.5 / 6})  # row 3, column 4
+    page.get_by_role("heading", name="Where row 3, column 4 looks: L1 H0").wait_for()
+    assert "i=16" in page.evaluate("location.hash")
+    page.keyboard.press("Tab")
+    page.locator(".heat-stage").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.get_by_role("heading", name="Where row 4, column 5 looks: L1 H0").wait_for()
+    page.mouse.move(*centre(page, 0))
+    page.mouse.down()
+    page.mouse.move(*centre(page, 7))
+    page.mouse.up()
+    page.get_by_role("heading", name="What looks at 4 patches: L1 H0").wait_for()
+    columns = sum(answers.get(f"picture/column/1/0/{token}").content for token in (1, 2, 7, 8))
+    assert heaviest(tab)[0] == 1 + columns[1:].argmax()
+    page.get_by_label("Show").select_option("row")
+    page.get_by_label("Heat of").select_option("rollout")
+    page.locator(".on-picture .note", has_text="no proof").wait_for()
+    page.evaluate(AXE.read_text("utf-8"))
+    assert page.evaluate("axe.run().then(({ violations }) => violations.map(({ id }) => id))") == []
+
+
+def centre(page: object, patch: int) -> tuple[float, float]:
+    """The middle of a patch on the screen."""
+    box = page.locator(STAGE).bounding_box()
+    row, column = divmod(patch, 6)
+    return box["x"] + box["width"] * (column + 0.5) / 6, box["y"] + box["height"] * (row + 0.5) / 6
+
+
+def test_a_saved_page_reads_what_is_drawn(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "digit.html"
+    alone = Answers([tab.viewer.answers.scenes["picture"]], patience=None)
+    file.write_text(alone.page("picture"), "utf-8")
+    page = tab.open("view=picture", file.as_uri())
+    page.locator(".picture-pad .shares li").first.wait_for()
+    page.get_by_role("button", name="Another stored picture").click()
+    page.wait_for_url("**scene=picture-2**")
+    told = alone.post("picture/run", {"picture": "7"}).content["scene"]
+    page.locator(".picture-pad .shares li", has_text=f"{100 * told['odds'][0]['probability']:.1f} %").wait_for()
+    box = page.locator(".pad").bounding_box()
+    page.mouse.move(box["x"] + 70, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 66, box["y"] + 100, steps=6)  # a stroke from above: 1
+    page.mouse.up()
+    page.get_by_role("button", name="Read the drawing").click()
+    page.wait_for_url("**scene=picture-3**")
+    page.wait_for_selector(".heats .thumb canvas")
+    assert page.locator(".picture-pad .shares .word").first.inner_text() == "1"
+    for view in ("overview", "heads", "map", "profiles"):
+        page.locator(f"nav [data-view={view}]").click()
+        page.wait_for_selector(f".{view}")
+        assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+    alone.close()
