@@ -227,6 +227,12 @@ def training() -> dict[str, str]:
     return models_inside() | {"training": ", ".join(differences(dist.get_world_size())) or "same"}
 
 
+def meshes() -> dict[str, str]:
+    from parallel_mesh_ranks import dtensors
+
+    return dtensors()
+
+
 def main(rank: int, ranks: int, path: str, checks: list[str]) -> None:
     begin(rank, ranks, path)
     results: dict[str, str] = {}
@@ -237,7 +243,7 @@ def main(rank: int, ranks: int, path: str, checks: list[str]) -> None:
     dist.destroy_process_group()
 
 
-CHECKS = {x.__name__: x for x in (ways, graphs, checkpoints, warned, training)}
+CHECKS = {x.__name__: x for x in (ways, graphs, checkpoints, warned, training, meshes)}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

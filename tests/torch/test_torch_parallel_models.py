@@ -37,6 +37,21 @@ ERRORS = {
     "mask of a rank": "ValueError: attention_mask must be that of the whole, (batch, 420), got (1, ",
 }
 """What each way begins with that has not the bits of one process."""
+REFUSED = {
+    "partial": "ValueError: query must be sharded or replicated on dimension first of the mesh, got P(sum):",
+    "twice": "ValueError: query must have its positions sharded on one dimension of the mesh, got (Shard(dim=2),",
+    "features": "ValueError: query must be sharded along its batch, heads or positions on dimension first of the mesh,",
+    "key elsewhere": "ValueError: key must be placed as query is, (Shard(dim=2), Replicate()), got (Shard(dim=1),",
+    "key whole": "ValueError: key must be placed as query is, (Shard(dim=2), Replicate()), got (Replicate(),",
+    "key no DTensor": "TypeError: key must be a DTensor as query is, got Tensor",
+    "query no DTensor": "TypeError: key must be a plain torch.Tensor, got the subclass",
+    "keys of another length": "ValueError: key must have the positions of query, 12, where they are sharded",
+    "uneven heads": "ValueError: the heads of query must be a multiple of the 4 processes, got 3",
+    "weights": 'ValueError: regard.attention of DTensors observes "lse" and "entropy" alone',
+    "trained bias": "ValueError: regard.attention of DTensors has no gradient of bias: detach it",
+    "forward mode": "NotImplementedError: Operator aten._has_same_storage_numel.default does not have a sharding",
+}
+"""What is said of DTensors that cannot be served; the last is PyTorch's own sentence."""
 OTHERWISE = {"reentrant checkpoint, late": "differs", "reentrant checkpoint, warning": ""}
 """PyTorch computes these again outside and compares nothing: the warning above is all there is."""
 
@@ -66,7 +81,8 @@ def test_all_ways_to_attention(tmp_path: Path) -> None:
         check(results)
 
 
-def test_a_model_on_four_processes(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    for results in run(4, tmp_path / "meeting", *TRANSFORMERS):
+def test_a_model_and_meshes_on_four_processes(tmp_path: Path) -> None:
+    for results in run(4, tmp_path / "meeting", "meshes", *TRANSFORMERS):
+        for name, error in REFUSED.items():
+            assert results.pop(f"DTensors refused, {name}").startswith(error), name
         check(results)

@@ -18,6 +18,8 @@
 | `parameters` | the modules whose parameters rules read |
 | `functions` | `merge`, `multihead_attention`, `linear_attention` |
 | `parallel` | a sequence over the processes of a device mesh |
+| `spreading` | the `context_parallel` that is entered, for all that would compute with one process alone |
+| `dtensors` | `regard.attention` of DTensors |
 | `varlen` | packed sequences and jagged nested tensors |
 | `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
 | `graph/` | calls in graphs that PyTorch traces |
@@ -26,6 +28,8 @@
 | `natten`, `flash_attn`, `xformers` | the functions of NATTEN, FlashAttention 2 and xFormers, by name |
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
+
+import torch
 
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
@@ -70,6 +74,9 @@ __all__ = [
     "triangle_attention",
     "varlen_attention",
 ]
+
+if torch.distributed.is_available():
+    from regard.torch import dtensors as dtensors
 
 register()
 listed(*(globals()[name] for name in __all__))

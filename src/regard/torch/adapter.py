@@ -19,7 +19,7 @@ from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import spreading
-from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
+from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
 from regard.torch.fastpath import cached, dense_of, undifferentiated
@@ -150,6 +150,9 @@ def attention(
         if spreading.active:
             return outside_of_graphs(query, key, value, return_weights, observe, engine, options)
         return traced.attention(query, key, value, return_weights, observe, engine, options)
+    spread = None if type(query) in PLAIN else spreading.served.get(type(query))
+    if spread is not None:
+        return spread(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
     watch = _watching.get()
     if watch is not None:
         with watched(None):

@@ -1,6 +1,6 @@
 """The `ContextParallel` that is entered: those ask it who would else compute with the rows of one process alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +17,9 @@ AGAIN = (
     "attention is computed again in a backward outside of context_parallel, with the positions of one process alone: "
     "call backward inside"
 )
+
+served: dict[type, Callable[..., Any]] = {}
+"""`regard.attention` of classes of tensors that are spread over processes themselves."""
 
 
 @contextmanager
