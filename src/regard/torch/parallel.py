@@ -53,7 +53,10 @@ def context_parallel(
     lse, entropy and the gradients of query, key and value. Queries and keys have the same length.
     Masks, scores, dropout and a bias see the positions of the whole. A bias or a mask given as an
     array is that of the whole call. Only the tiles of keys and values travel that the rules let a
-    rank see. All ranks have to make the same calls, and to call backward alike.
+    rank see. All ranks have to make the same calls, and to call backward alike, inside of the `with`.
+
+    `F.scaled_dot_product_attention` and `flex_attention` of PyTorch are regard's inside, for the whole
+    process. What would attend to the rows of one rank alone raises.
 
     Args:
         mesh: a one-dimensional `DeviceMesh`, such as mesh["cp"], or a process group.
