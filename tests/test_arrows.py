@@ -60,9 +60,8 @@ LAZY = {
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (
-        "engines.cpu.schedule.backward_arrays engines.cpu.schedule.backward_tangent_work "
-        "engines.cpu.schedule.backward_work engines.cpu.schedule.prepared engines.cpu.schedule.second_work "
-        "engines.cpu.schedule.tangent_work "
+        "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work "
+        "engines.cpu.schedule.prepared engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
         "engines.cpu.schedule.weights_work engines.cpu.schedule.work "
         "engines.cpu.target.instructions engines.tiled engines.tiled.forward_pass",
         COMPILER + "; a plain call needs no tiles on NumPy",
