@@ -1,6 +1,6 @@
 """All ranks in one process have the bits of one call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,12 +17,15 @@ from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
 from regard.parallel import programs, sight, together
 from regard.parallel.dealing import Deal
-from regard.parallel.gradients import RankGradients
+from regard.parallel.gradients import Direction, RankGradients
 from regard.parallel.pipeline import pipeline_of
 from regard.parallel.programs import Rank
 from regard.parallel.sight import sight_of
+from regard.rules import Table
+from support import absolute, assert_within
 
 Array = np.ndarray[Any, np.dtype[Any]]
+OPERANDS = ("query", "key", "value")
 ENGINES = pytest.mark.parametrize("engine", ["tiled", "cpu"])
 
 
@@ -35,87 +38,130 @@ def uneven(n: int, ranks: int) -> Deal:
 
 
 DEALS: dict[str, tuple[int, Callable[[int, int], Deal]]] = {
+    "1": (1, Deal.contiguous),
     "2 contiguous": (2, Deal.contiguous),
     "3 stripes": (3, lambda n, ranks: Deal.stripes(n, ranks, 128)),
     "4 odd stripes": (4, lambda n, ranks: Deal.stripes(n, ranks, 100)),
     "5 uneven": (5, uneven),
+    "8 stripes": (8, lambda n, ranks: Deal.stripes(n, ranks, 128)),
 }
 
 
-def shards(x: Any, deal: Deal, axis: int = -2) -> Any:
-    """What each rank has of an array."""
-    return [np.ascontiguousarray(np.take(x, deal.positions(rank), axis)) for rank in range(deal.ranks)]
+class AllRanks:
+    """The ranks of a call, side by side; results are joined."""
+
+    def __init__(self, p: Problem, engine: Engine, name: str):
+        ranks, deal = DEALS[name]
+        self.p, self.engine = p, engine
+        self.rows, self.keys = deal(p.n_q, ranks), deal(p.n_k, ranks)
+        arrays = zip(*map(self.shards, ("query", "key", "value"), (p.query, p.key, p.value)), strict=True)
+        tiles = sight_of(p, self.rows, self.keys)
+        self.ranks = [Rank(p, engine, tiles, n, *own) for n, own in enumerate(arrays)]
+
+    def shards(self, name: str, x: Any) -> list[Any]:
+        """What each rank has of an array."""
+        deal, axis = self.keys if name in ("key", "value") else self.rows, -1 if name in ("lse", "entropy") else -2
+        places = map(deal.positions, range(deal.ranks))
+        return [None if x is None else np.ascontiguousarray(np.take(x, at, axis)) for at in places]
+
+    def joined(self, name: str, parts: list[Any]) -> Any:
+        """The whole of an array of which each rank has some rows."""
+        if parts[0] is None:
+            return None
+        deal, axis = self.keys if name in ("key", "value") else self.rows, -1 if name in ("lse", "entropy") else -2
+        order = np.argsort(np.concatenate([deal.positions(rank) for rank in range(deal.ranks)]))
+        return np.take(np.concatenate(parts, axis), order, axis)
+
+    def outputs(self, x: Outputs) -> list[Outputs]:
+        return [Outputs(*own) for own in zip(*map(self.shards, x._fields, x), strict=True)]
+
+    def differentials(self, x: Differential) -> list[Differential]:
+        own = [self.shards(name, getattr(x, name)) for name in OPERANDS]
+        return [replace(x, **dict(zip(OPERANDS, mine, strict=True))) for mine in zip(*own, strict=True)]
+
+    def whole_outputs(self, parts: list[Outputs]) -> Outputs:
+        return Outputs(*(self.joined(name, [getattr(x, name) for x in parts]) for name in Outputs._fields))
+
+    def whole_differential(self, parts: list[Differential]) -> Differential:
+        whole = {name: self.joined(name, [getattr(x, name) for x in parts]) for name in OPERANDS}
+        assert all(bits(x) == bits(parts[0]) for x in parts)
+        return replace(parts[0], **whole)
+
+    def forward(self, low: bool) -> Outputs:
+        return self.whole_outputs(together.run([rank.forward(low) for rank in self.ranks]))
+
+    def two_passes(self, outputs: Outputs, ct: Outputs) -> Differential:
+        """The gradients of query, key and value, where queries stay, then keys."""
+        known = list(zip(self.ranks, self.outputs(outputs), self.outputs(ct), strict=True))
+        queries = together.run([rank.query_gradient(*x) for rank, *x in known])
+        others = together.run([rank.key_gradients(*x) for rank, *x in known])
+        every = [replace(g, query=dq) for (dq, _), g in zip(queries, others, strict=True)]
+        return self.whole_differential(every)
+
+    def gradients(self, outputs: Outputs, ct: Outputs, along: Direction | None = None) -> Differential:
+        """All gradients in one pass, or their tangents."""
+        plan, directions = pipeline_of(self.p, self.rows, self.keys), [None] * len(self.ranks)
+        if along is not None:
+            parts = self.differentials(along.t), self.outputs(along.outputs), self.outputs(along.ct)
+            directions = [Direction(*x) for x in zip(*parts, strict=True)]
+        known = zip(self.ranks, self.outputs(outputs), self.outputs(ct), directions, strict=True)
+        every = [
+            RankGradients.of(self.p, self.engine, plan, x.rank, (x.query, x.key, x.value), *own) for x, *own in known
+        ]
+        return self.whole_differential(together.run([x.run(self.rows) for x in every]))
+
+    def tangent(self, outputs: Outputs, t: Differential) -> Outputs:
+        known = zip(self.ranks, self.outputs(outputs), self.differentials(t), strict=True)
+        return self.whole_outputs(together.run([rank.tangent(*x) for rank, *x in known]))
 
 
-def joined(parts: list[Any], deal: Deal, axis: int = -2) -> Any:
-    """The whole of an array of which each rank has some rows."""
-    if parts[0] is None:
-        return None
-    order = np.argsort(np.concatenate([deal.positions(rank) for rank in range(deal.ranks)]))
-    return np.take(np.concatenate(parts, axis), order, axis)
+def bits(x: Differential) -> list[Any]:
+    """The bits of what is whole on every rank."""
+    return [None if a is None else np.asarray(a).tobytes() for a in (x.bias, x.sink, *x.tables.values())]
 
 
-def outputs_of(parts: list[Outputs], deal: Deal) -> Outputs:
-    axes = {"out": -2, "lse": -1, "entropy": -1, "low": -2}
-    return Outputs(**{name: joined([getattr(x, name) for x in parts], deal, axis) for name, axis in axes.items()})
+def of_ranks(p: Problem) -> Problem:
+    """A call as ranks have it."""
+    whole = {name: p.leading(getattr(p, name), 3) for name in OPERANDS}
+    return replace(p, observe=(ENTROPY,), positions_first=False, factors=None, **whole)
 
 
-def over_ranks(p: Problem, engine: Engine, deal: Callable[[int, int], Deal], ranks: int, ct: Outputs, low: bool) -> Any:
-    """Outputs and gradients of all ranks, joined."""
-    rows, keys = deal(p.n_q, ranks), deal(p.n_k, ranks)
-    tiles = sight_of(p, rows, keys)
-    arrays = zip(shards(p.query, rows), shards(p.key, keys), shards(p.value, keys), strict=True)
-    every = [Rank(p, engine, tiles, n, *own) for n, own in enumerate(arrays)]
-    outs = together.run([rank.forward(low) for rank in every])
-    own_ct = zip(shards(ct.out, rows), shards(ct.lse, rows, -1), shards(ct.entropy, rows, -1), strict=True)
-    known = list(zip(every, outs, [Outputs(*x) for x in own_ct], strict=True))
-    queries = together.run([rank.query_gradient(out, ct) for rank, out, ct in known])
-    others = together.run([rank.key_gradients(out, ct) for rank, out, ct in known])
-    sink = joined([x[1] for x in queries], rows, -1)
-    g = Differential(
-        query=joined([x[0] for x in queries], rows),
-        key=joined([x.key for x in others], keys),
-        value=joined([x.value for x in others], keys),
-        sink=None if sink is None else sink.sum(axis=(*range(sink.ndim - 2), sink.ndim - 1)),
-    )
-    plan = pipeline_of(p, rows, keys)
-    programs_ = [
-        RankGradients.of(p, engine, plan, x.rank, (x.query, x.key, x.value), out, own).run(rows)
-        for x, out, own in known
-    ]
-    every_g = together.run(programs_)
-    both = replace(
-        every_g[0],
-        query=joined([x.query for x in every_g], rows),
-        key=joined([x.key for x in every_g], keys),
-        value=joined([x.value for x in every_g], keys),
-    )
-    return outputs_of(outs, rows), g, both
+def drawn(p: Problem, seed: int) -> Outputs:
+    """Cotangents, or tangents of them."""
+    rng = np.random.default_rng(seed)
+    kinds = ((p.d_v,), p.dtype), ((), p.compute), ((), p.compute)
+    return Outputs(*(rng.standard_normal(p.shape(p.n_q, *tail)).astype(kind) for tail, kind in kinds))
 
 
 def check(p: Problem, engine: Engine, name: str) -> None:
-    """Compare all ranks with one call, to the bit."""
-    whole = {x: p.leading(getattr(p, x), 3) for x in ("query", "key", "value")}
-    p = replace(p, observe=(ENTROPY,), positions_first=False, factors=None, **whole)
-    low, rng = p.new_low(), np.random.default_rng(1)
+    """Compare all ranks with one call, to the bit, and gradients of tables within the bound."""
+    p = of_ranks(p)
+    ranks, low, ct = AllRanks(p, engine, name), p.new_low(), drawn(p, 1)
     expected, _ = engine.forward(p, None, low)
-    kinds = ((p.d_v,), p.dtype), ((), p.compute), ((), p.compute)
-    draw = [rng.standard_normal(p.shape(p.n_q, *tail)).astype(kind) for tail, kind in kinds]
-    ct = Outputs(*draw)
-    g = engine.backward(p, expected, ct)
-    ranks, deal = DEALS[name]
-    outputs, got, both = over_ranks(p, engine, deal, ranks, ct, low is not None)
-    pairs = [(x, getattr(outputs, x), getattr(expected, x)) for x in ("out", "lse", "entropy", "low")]
-    pairs += [(f"d{x}", getattr(got, x), getattr(g, x)) for x in ("query", "key", "value")]
-    if p.sink is not None and p.sink.shape == (p.heads,):  # one process may sum its rows in another order
-        np.testing.assert_allclose(got.sink, g.sink, rtol=1e-4, atol=1e-4)
-    pairs += [(f"d{x} of all", getattr(both, x), getattr(g, x)) for x in ("query", "key", "value", "bias", "sink")]
-    for table, x in g.tables.items():
-        np.testing.assert_allclose(both.tables[table], x, rtol=1e-4, atol=1e-4)
-    for x, a, b in pairs:
-        assert (a is None) == (b is None), x
+    same("", ranks.forward(low is not None), expected, Outputs._fields)
+    g, both = engine.backward(p, expected, ct), ranks.gradients(expected, ct)
+    same("d", ranks.two_passes(expected, ct), g, OPERANDS)
+    same("d", both, g, (*OPERANDS, "bias", "sink"))
+    if g.tables:
+        exact, sizes = exact_tables(p, ct), absolute(p, ct)["tables"]
+        for table, x in g.tables.items():
+            assert_within("table", both.tables[table], exact[table], x, sizes[table], p.compute)
+
+
+def exact_tables(p: Problem, ct: Outputs) -> Mapping[Table, Array]:
+    """The gradients of tables in float64."""
+    wide = replace(p, **{name: getattr(p, name).astype(np.float64) for name in OPERANDS})
+    tiled = choose(wide, "tiled")
+    wide_ct = Outputs(*(None if x is None else x.astype(np.float64) for x in ct))
+    return tiled.backward(wide, tiled.forward(wide)[0], wide_ct).tables
+
+
+def same(prefix: str, got: Any, expected: Any, names: Sequence[str]) -> None:
+    for name in names:
+        a, b = getattr(got, name), getattr(expected, name)
+        assert (a is None) == (b is None), name
         if a is not None:
-            np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64), err_msg=x)
+            np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64), err_msg=prefix + name)
 
 
 @ENGINES
@@ -174,6 +220,29 @@ def test_long_calls(name: str, dtype: str, deal: str, engine: str) -> None:
         k[:, 700:900], v[:, 700:900] = np.nan, np.inf
     p = problem_from(q, k, v, **WAYS[name])
     check(p, choose(p, engine), deal)
+
+
+@ENGINES
+@pytest.mark.parametrize("deal", ["2 contiguous", "3 stripes", "5 uneven"])
+@pytest.mark.parametrize("name", ["causal", "scores and dropout", "bias", "bias of keys", "bias of heads, sink"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tangents(name: str, dtype: str, deal: str, engine: str) -> None:
+    """`jvp`, and the tangents of gradients, of which double backward is made."""
+    rng = np.random.default_rng(0)
+    q, k, v, *moving = (rng.standard_normal((h, N, 8)).astype(dtype) for h in (2, 1, 1, 2, 1, 1))
+    p = of_ranks(problem_from(q, k, v, **WAYS[name]))
+    more = {x: rng.standard_normal(a.shape) for x in ("bias", "sink") if (a := getattr(p, x)) is not None}
+    tables = {table: rng.standard_normal(table.shape) for table in p.rules.tables}
+    t = Differential(*moving, **{x: a.astype(np.float32) for x, a in more.items()}, tables=tables)
+    own, ct, d_ct = choose(p, engine), drawn(p, 1), drawn(p, 2)
+    outputs, _ = own.forward(p, None, p.new_low())
+    ranks, (_, d) = AllRanks(p, own, deal), own.jvp(p, t, outputs)
+    same("tangent of ", ranks.tangent(outputs, t), d, ("out", "lse", "entropy"))
+    g = own.backward_jvp(p, outputs, ct, t, d, d_ct)
+    got = ranks.gradients(outputs, ct, Direction(t, d, d_ct))
+    same("tangent of d", got, g, (*OPERANDS, "bias", "sink"))
+    for table, x in g.tables.items():
+        np.testing.assert_allclose(got.tables[table], x, rtol=1e-3)
 
 
 def test_only_what_is_seen_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

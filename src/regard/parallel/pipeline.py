@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core.problem import ROW_BLOCK, Problem
+from regard.parallel.choosing import stripe_size
 from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, sight_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONGEST = 2  # blocks of rows of a task
+OWN = 1.15  # most time, over the ideal and over that of stripes, for which rows are computed where they are
 PASSES = 2  # least steps of keys, for each rank
 
 
@@ -58,6 +60,19 @@ class Pipeline:
     slots: list[list[Task]]
     moves: list[list[Move]]
 
+    def pairs(self, task: Task) -> int:
+        return len(self.runs[task.run]) * len(self.key_steps[task.step])
+
+    @property
+    def work(self) -> int:
+        """The pairs of rows and keys of all tasks."""
+        return sum(self.pairs(task) for slot in self.slots for task in slot)
+
+    @property
+    def time(self) -> int:
+        """The same of the longest task of each slot."""
+        return sum(max(map(self.pairs, slot)) for slot in self.slots)
+
     def neighbour(self, task: Task, runs: int = 0, steps: int = 0) -> Task | None:
         """Return the next task with the same keys (runs = 1 or -1), or rows (steps = 1 or -1)."""
         line, at = (self.live[:, task.step], task.run) if runs else (self.live[task.run], task.step)
@@ -70,7 +85,21 @@ class Pipeline:
 
 
 def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
-    """Return the tasks of a whole call."""
+    """Return the tasks of a whole call.
+
+    Long runs of rows make ranks wait for each other. If that takes long, rows are computed in stripes instead: they move
+    once, keys with their sums many times.
+    """
+    own = tasks_of(p, row_deal, key_deal)
+    stripes = Deal.stripes(p.n_q, row_deal.ranks, stripe_size(p.n_q, row_deal.ranks))
+    if own.time <= OWN * own.work / row_deal.ranks:
+        return own
+    other = tasks_of(p, stripes, key_deal)
+    return own if own.time <= OWN * other.time else other
+
+
+def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
+    """Return the tasks of a call whose rows are computed as they are dealt, in whole query blocks."""
     whole = not (p.offset % TILE).any()  # else blocks of rows that engines compute together begin anywhere
     row_deal = row_deal.in_blocks(ROW_BLOCK if whole else max(1, p.n_q), LONGEST)
     sight = sight_of(p, row_deal, key_deal, PASSES * row_deal.ranks)

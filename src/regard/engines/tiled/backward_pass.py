@@ -230,7 +230,7 @@ def backward_jvp(
             g_dot.c_row = g_dot.c_row - dot(g.dO, saved_dot.out)
         if g.dH is not None:
             g_dot.c_row = g_dot.c_row - g.dH * (p_sink + saved_dot.entropy)
-        dq = np.zeros((*block.head_shape, BLOCK_Q, p.d), p.compute)
+        dq = total.begin(block)
         for chunk in block.chunks(TANGENT_TILES):
             x = ChunkWeights(saved, chunk)
             T_dot, S_dot = tangents.scores(x)
