@@ -71,7 +71,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_cache.py::test_(a_whole|two_proc|a_corrupt|code_that_others|a_user)", "slow", "2 to 6 s each"),
     Row(r"test_conformance.py::test_(outputs_that_are_known|observing)", "slow", "compiles kernels"),
     Row(r"test_programs.py::test_every_case\[.*-cpu", 24, "compiles kernels", kept=4),
-    Row("test_programs.py::test_long_calls", "slow", "compiles kernels"),
+    Row(r"test_programs.py::test_(long_calls|tangents)", "slow", "compiles kernels"),
     Row("test_programs.py::test_every_case", 8, "each case in each deal"),
     Row("test_properties", "slow", "random calls"),
     Row("test_bits.py", 8, "long calls"),

@@ -222,10 +222,18 @@ def test_long_calls(name: str, dtype: str, deal: str, engine: str) -> None:
     check(p, choose(p, engine), deal)
 
 
+MOVING = [
+    ("causal", "float32"),
+    ("scores and dropout", "float16"),
+    ("bias", "float32"),
+    ("bias of keys", "float64"),
+    ("bias of heads, sink", "float32"),
+]
+
+
 @ENGINES
-@pytest.mark.parametrize("deal", ["2 contiguous", "3 stripes", "5 uneven"])
-@pytest.mark.parametrize("name", ["causal", "scores and dropout", "bias", "bias of keys", "bias of heads, sink"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("deal", ["3 stripes", "5 uneven"])
+@pytest.mark.parametrize(("name", "dtype"), MOVING)
 def test_tangents(name: str, dtype: str, deal: str, engine: str) -> None:
     """`jvp`, and the tangents of gradients, of which double backward is made."""
     rng = np.random.default_rng(0)

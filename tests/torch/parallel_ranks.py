@@ -75,17 +75,66 @@ def same_bits(rank: int, ranks: int, path: str) -> None:
     dist.destroy_process_group()
 
 
+def derivatives(rank: int, ranks: int, path: str) -> None:
+    """Write which derivatives differ from one process: of bias, sink and a table, second ones, and forward mode."""
+    begin(rank, ranks, path)
+    draw, wrong = torch.Generator().manual_seed(0), []
+    shapes = (4, N, 8), (2, N, 8), (2, N, 8), (N, N), (4,), (4,), (4, N, 8), (4, N, 8)
+    *given, dout, u = (torch.randn(shape, generator=draw) for shape in shapes)
+    names = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dtable", "out", "ddquery", "ddkey", "ddvalue", "tangent")
+
+    def found(floats: list[torch.Tensor], dout: torch.Tensor, u: torch.Tensor) -> list[torch.Tensor]:
+        floats = [x.clone().requires_grad_() for x in floats]
+
+        def call(query: torch.Tensor) -> Any:
+            key, value, bias, sink, slopes = floats[1:]
+            return regard.attention(query, key, value, causal=True, bias=bias, sink=sink, score=regard.alibi(slopes))
+
+        out = call(floats[0])
+        first = torch.autograd.grad(out, floats, dout, create_graph=True)
+        second = torch.autograd.grad(first[0], floats[:3], u, retain_graph=True)
+        tangent = torch.func.jvp(call, (floats[0].detach(),), (u,))[1]
+        return [x.detach() for x in (*first, out, *second, tangent)]
+
+    whole = found(given, dout, u)
+    with regard.torch.context_parallel(dist.group.WORLD, causal=True) as cp:
+        rows = [cp.shard(x) for x in (*given[:3], dout, u)]
+        own = found([*rows[:3], *given[3:]], rows[3], rows[4])
+        own = [x if name in ("dbias", "dsink", "dtable") else cp.unshard(x) for name, x in zip(names, own, strict=True)]
+    for name, a, b in zip(names, own, whole, strict=True):
+        if not (torch.allclose(a, b, rtol=1e-4) if name == "dtable" else torch.equal(a, b)):
+            wrong.append(name)
+    Path(f"{path}.{rank}").write_text("\n".join(wrong) or "none")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def disagreeing(rank: int, ranks: int, path: str) -> None:
     """Write the error of each rank for calls that differ, and for one that only one rank refuses."""
     begin(rank, ranks, path)
     errors = []
     with regard.torch.context_parallel(dist.group.WORLD, deal="stripes") as cp:
         x = cp.shard(torch.randn(1, 2, 300, 8, generator=torch.Generator().manual_seed(0)))
-        for options in ({"seed": rank, "dropout": 0.1}, {"mask": regard.window(5 + rank)}, {"dropout": 2.0 * rank}):
+        seen = torch.ones(300, 300, dtype=torch.bool)
+        seen[7, 9 + rank] = False
+        large = torch.zeros(300, 300)
+        large[128:200] = 1e30  # rows of rank 1
+        for options in (
+            {"seed": rank, "dropout": 0.1},
+            {"mask": regard.window(5 + rank)},
+            {"dropout": 2.0 * rank},
+            {"mask": seen},
+            {"bias": seen * 0.5},
+        ):
             try:
                 regard.attention(x, x, x, **options)
             except (TypeError, ValueError) as error:
                 errors.append(str(error))
+        try:
+            y = x.clone().requires_grad_()
+            regard.attention(y, y, y, bias=large).sum().backward()
+        except ValueError as error:
+            errors.append(str(error))
         out = regard.attention(x, x, x, causal=True)  # and nobody is left behind
         errors.append(str(tuple(cp.unshard(out).shape)))
     Path(f"{path}.{rank}").write_text("\n".join(errors))
@@ -95,4 +144,8 @@ def disagreeing(rank: int, ranks: int, path: str) -> None:
 
 if __name__ == "__main__":
     what, count, place = sys.argv[1:]
-    mp.spawn({"same_bits": same_bits, "disagreeing": disagreeing}[what], (int(count), place), nprocs=int(count))
+    mp.spawn(
+        {"same_bits": same_bits, "derivatives": derivatives, "disagreeing": disagreeing}[what],
+        (int(count), place),
+        nprocs=int(count),
+    )

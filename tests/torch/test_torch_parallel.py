@@ -24,6 +24,12 @@ def test_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
     assert Path(f"{path}.wrong").read_text() == "none"
 
 
+def test_derivatives_of_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    run("derivatives", 2, path)
+    assert [Path(f"{path}.{rank}").read_text() for rank in range(2)] == ["none", "none"]
+
+
 def test_ranks_that_disagree(tmp_path: Path) -> None:
     path = tmp_path / "meeting"
     run("disagreeing", 2, path)
@@ -33,4 +39,9 @@ def test_ranks_that_disagree(tmp_path: Path) -> None:
     assert second[1] == first[1]
     assert first[2].startswith("ranks of context_parallel disagree: rank 1 raised ValueError: dropout must be")
     assert second[2].startswith("dropout must be")
-    assert first[3] == second[3] == "(1, 2, 300, 8)"
+    assert first[3].startswith("ranks of context_parallel disagree: mask is ")
+    assert first[4].startswith("ranks of context_parallel disagree: bias is float32 array of shape (300, 300), digest")
+    assert second[3:5] == first[3:5]
+    assert first[5] == f"ranks of context_parallel disagree: rank 1 raised ValueError: {second[5]}"
+    assert second[5].startswith("gradients over several ranks need scores of at most 2.9e+03, got an lse of 1e+30")
+    assert first[6] == second[6] == "(1, 2, 300, 8)"

@@ -87,8 +87,8 @@ class Pipeline:
 def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
     """Return the tasks of a whole call.
 
-    Long runs of rows make ranks wait for each other. If that takes long, rows are computed in stripes instead: they move
-    once, keys with their sums many times.
+    Long runs of rows make ranks wait for each other. If that takes long, rows are computed in stripes instead, and move
+    there and back.
     """
     own = tasks_of(p, row_deal, key_deal)
     stripes = Deal.stripes(p.n_q, row_deal.ranks, stripe_size(p.n_q, row_deal.ranks))
