@@ -5,10 +5,12 @@
 | `dealing` | the rows that each rank has: contiguous shards, or stripes round robin |
 | `choosing` | which of both, by live tiles and bytes |
 | `sight` | the tiles that each rank sees, by the bounds of the rules |
+| `pipeline` | who computes which gradients when |
+| `gradients` | what one rank computes of all gradients in one pass, and sends on |
 | `programs` | what one rank computes, and the rows that it asks for |
 | `together` | all ranks in one process, in lockstep: the specification of the exchange |
 
-A rank's program is a generator: it yields an `Exchange`, is sent the rows of that from all ranks, and returns its
+A rank's program is a generator: it yields an `Exchange` or a `Transfer`, is sent what that asks for, and returns its
 results. It knows no framework and no network. `together` runs programs side by side; `regard.torch` runs one in each
 process.
 """

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core.problem import ROW_BLOCK, Problem
-from regard.parallel.choosing import stripe_size
 from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, sight_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LONGEST = 2  # blocks of rows of a task
-OWN = 1.15  # most time, over the ideal and over that of stripes, for which rows are computed where they are
+LONGEST = 2  # blocks of rows of a task, for which rows are computed where they are
+STRIPES = 2, 3, 4  # blocks of rows of the stripes that are tried
+HOP = 120  # rows whose products with some keys take as long as sending these with their sums
+MOVED = 1.1  # most time over the ideal, and over that of stripes, for which rows are computed where they are
 PASSES = 2  # least steps of keys, for each rank
 
 
@@ -70,8 +71,12 @@ class Pipeline:
 
     @property
     def time(self) -> int:
-        """The same of the longest task of each slot."""
-        return sum(max(map(self.pairs, slot)) for slot in self.slots)
+        """The same of the task of each slot that takes longest with what it waits for."""
+        total = 0
+        for slot, moves in zip(self.slots, self.moves, strict=False):
+            sent = {x.step for x in moves if x.kind == "pass" and x.source != x.target}
+            total += max(self.pairs(x) + (x.step in sent) * HOP * len(self.key_steps[x.step]) for x in slot)
+        return total
 
     def neighbour(self, task: Task, runs: int = 0, steps: int = 0) -> Task | None:
         """Return the next task with the same keys (runs = 1 or -1), or rows (steps = 1 or -1)."""
@@ -87,21 +92,24 @@ class Pipeline:
 def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
     """Return the tasks of a whole call.
 
-    Long runs of rows make ranks wait for each other. If that takes long, rows are computed in stripes instead, and move
-    there and back.
+    Long runs of rows make ranks wait for each other, and short ones send keys many times. If another deal takes less
+    time, rows are computed in its stripes, and move there and back.
     """
     own = tasks_of(p, row_deal, key_deal)
-    stripes = Deal.stripes(p.n_q, row_deal.ranks, stripe_size(p.n_q, row_deal.ranks))
-    if own.time <= OWN * own.work / row_deal.ranks:
+    if own.time <= MOVED * own.work / row_deal.ranks:
         return own
-    other = tasks_of(p, stripes, key_deal)
-    return own if own.time <= OWN * other.time else other
+    others = [(Deal.stripes(p.n_q, row_deal.ranks, blocks * ROW_BLOCK), blocks) for blocks in STRIPES]
+    best = min((tasks_of(p, rows, key_deal, blocks) for rows, blocks in others), key=lambda x: x.time)
+    return own if own.time <= MOVED * best.time else best
 
 
-def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
-    """Return the tasks of a call whose rows are computed as they are dealt, in whole query blocks."""
+def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST) -> Pipeline:
+    """Return the tasks of a call whose rows are computed as they are dealt, in whole query blocks.
+
+    longest: blocks of rows of a task.
+    """
     whole = not (p.offset % TILE).any()  # else blocks of rows that engines compute together begin anywhere
-    row_deal = row_deal.in_blocks(ROW_BLOCK if whole else max(1, p.n_q), LONGEST)
+    row_deal = row_deal.in_blocks(ROW_BLOCK if whole else max(1, p.n_q), longest)
     sight = sight_of(p, row_deal, key_deal, PASSES * row_deal.ranks)
     every = list(row_deal.all_runs())
     order = np.argsort([x.start for x in every])

@@ -1,7 +1,7 @@
 """A sequence spread over the processes of a device mesh, with the bits of one process.
 
 Each process runs the program of its rank (`regard.parallel`); an exchange is one all-to-all of bytes, which gloo and
-nccl have alike. Before each call all ranks compare a digest of what they were asked.
+nccl have alike. Before each call all ranks compare a digest of what they were asked. Derivatives are in `ranks.py`.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -50,10 +50,12 @@ def context_parallel(
     """Spread the sequence of `regard.attention` over a device mesh inside of a `with`.
 
     Every process of the mesh computes its share of the rows, with the bits of one process: out,
-    lse, entropy and the gradients of query, key and value. Queries and keys have the same length.
-    Masks, scores, dropout and a bias see the positions of the whole. A bias or a mask given as an
-    array is that of the whole call. Only the tiles of keys and values travel that the rules let a
-    rank see. All ranks have to make the same calls, and to call backward alike, inside of the `with`.
+    lse, entropy, and their derivatives up to the second in both modes. Queries and keys have the
+    same length. Masks, scores, dropout and a bias see the positions of the whole. A bias or a mask
+    given as an array is that of the whole call, and so are gradients of bias, sink and tables, on
+    every rank; those of tables are within the bound of the error, not to the bit. Only the tiles of
+    keys and values travel that the rules let a rank see. All ranks have to make the same calls, and
+    to call backward alike, inside of the `with`.
 
     `F.scaled_dot_product_attention` and `flex_attention` of PyTorch are regard's inside, for the whole
     process. What would attend to the rows of one rank alone raises.
