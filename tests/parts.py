@@ -111,6 +111,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
     Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
+    Row("test_jax_parts", 16, "compiles kernels"),
     Row(r"test_jax_sequence.py::test_(the_bits_of_one_device\[window|memory)", "fast", "a window alone"),
     Row("test_jax_(sharding|sequence|transformations)", "slow", "XLA compiles meshes and exports; flatbuffers"),
     Row(r"tests/jax/test_low\.py", "slow", "XLA compiles each call"),

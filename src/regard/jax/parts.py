@@ -43,7 +43,7 @@ def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]
     p, engine = part(task, x, sums)
     found = forward(p, engine, task) if task.kind == "forward" else backward(p, engine, task.step, x)
     for name in task.step.sums:
-        if sums[name] is not y[SUM + name]:
+        if sums.get(name) is not y[SUM + name] and y[SUM + name].size:
             y[SUM + name][...] = sums[name]
     y["turn"][...] = 0
     for name in task.results[len(task.step.sums) + 1 :]:
