@@ -40,7 +40,11 @@ TABLE: tuple[Row, ...] = (
     Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),
     Row("test_pictured", "slow", "transformers"),
-    Row("test_picture_grids.py::test_(a_patch|weights|a_head|sounds|patches|models|pictures)", "slow", "transformers"),
+    Row(
+        "test_picture_grids.py::test_(a_patch|weights|a_head|sounds|patches|models|pictures|chosen_queries_(h|are|of_p))",
+        "slow",
+        "transformers",
+    ),
     Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),
     Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
     Row("test_notebook", "slow", "anywidget"),

@@ -102,7 +102,8 @@ SIGNATURES = {
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",
-    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None, grid=None, image=None)",
+    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None, grid=None, image=None, "
+    "queries=None)",
     "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
     "weights=None, image=None, sequence=None, save=None, with_model=False, port=0, open_browser=True, block=None, "
     "**options)",

@@ -15,6 +15,7 @@ from captures import assert_weights, eager
 from regard.interpret.capture import pictures
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.grids import PatchGrid
+from regard.viewer.scene.sources import captured
 
 try:
     import transformers as t
@@ -382,3 +383,91 @@ def test_pixels() -> None:
     assert wave.shape == (128, 1024)
     assert (wave[:, :512].sum(0) == 1).all()
     assert (wave[:, 512:].sum(0) > 100).all()
+
+
+# Chosen queries
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [("LLaVA", "text"), ("LLaVA", [1, 4, 9, 2, 4]), ("LLaVA", range(5, 9)), ("Qwen2.5-VL", "text")],
+)
+def test_chosen_queries_have_their_rows_of_all_weights(name: str, queries: Any, tmp_path: Any) -> None:
+    model, (height, width) = built(name), MODELS[name][2]
+    picture = np.random.default_rng(0).standard_normal((3, height, width)).astype(np.float32)
+    every, inputs = seen_by(model, name, picture), MODELS[name][1](picture)
+    with torch.no_grad(), regard.capture(model, queries=queries, tokenizer=lambda ids: list(map(str, ids))) as seen:
+        model(**inputs)
+    ids = inputs["input_ids"][0].numpy()
+    rows = np.flatnonzero(ids != 99) if queries == "text" else np.unique(queries)
+    assert bool([layer for layer in seen if layer.key_tokens is None]) == (queries != "text")
+    seen.save(tmp_path / "x")
+    for layer in (*seen, *Capture.load(tmp_path / "x")):
+        whole = every[layer.name]
+        assert layer.rows == tuple(rows)
+        assert (layer.n_q, layer.n_k) == (len(rows), whole.n_k)
+        for head in layer.numbers:
+            np.testing.assert_allclose(layer.weights(head), whole.weights(head)[rows], rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(layer.grids[0].tokens, whole.grids[0].tokens)
+    if queries == "text":
+        assert seen.labels(0, "query") == tuple(map(str, ids[rows]))
+        assert seen.labels(0, "key") == tuple(map(str, ids))
+        assert seen.nbytes < 0.7 * sum(every[layer.name].nbytes for layer in seen)
+        assert all(np.isnan(head.scores["previous token"]) for head in seen.measure())
+        (scene,) = captured(seen)
+        assert scene.described("x")["grids"][0]["side"] == "keys"
+        assert "queries of 4 tokens were kept, and keys of all" in scene.note
+
+
+def test_chosen_queries_of_masks_and_biases() -> None:
+    """Rules see the positions of the queries, and arrays are those of their rows."""
+    bias, hidden = torch.randn(2, 13, 13), torch.rand(1, 1, 13, 13) < 0.5
+    hidden |= torch.eye(13, dtype=torch.bool)
+    for options in ({"attn_mask": bias}, {"attn_mask": hidden}, {"is_causal": True}):
+
+        class Masked(nn.Module):
+            def forward(self, x: torch.Tensor, given: dict[str, Any] = options) -> torch.Tensor:
+                return nn.functional.scaled_dot_product_attention(x, x, x, **given)
+
+        model, x, rows = Masked(), torch.randn(2, 2, 13, 4), [0, 3, 4, 12]
+        with regard.capture(model) as every:
+            model(x)
+        with regard.capture(model, queries=rows) as seen:
+            model(x)
+        for head in (0, 1):
+            for b in (0, 1):
+                expected = every[0].weights(head, batch=b)[rows]
+                np.testing.assert_allclose(seen[0].weights(head, batch=b), expected, rtol=0, atol=1e-6)
+
+
+@needs_transformers
+def test_chosen_queries_of_pieces_are_refused() -> None:
+    """Windows of a picture are pieces of a sequence."""
+    model, inputs = built("Qwen2.5-VL"), MODELS["Qwen2.5-VL"][1](np.zeros((3, 32, 48), np.float32))
+    with pytest.warns(regard.RegardWarning, match="in pieces"), torch.no_grad():  # noqa: SIM117
+        with regard.capture(model, queries=[0, 3]) as seen:
+            model(**inputs)
+    assert "model.visual.blocks.0.attn" in seen.dropped
+
+
+@needs_transformers
+def test_chosen_queries_are_those_of_one_forward() -> None:
+    from small_models import MODELS as DECODERS
+
+    model = DECODERS["llama"].build()
+    with (
+        pytest.warns(regard.RegardWarning, match="run the whole text once"),
+        regard.capture(model, queries=[0]) as seen,
+    ):
+        model.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=3)
+    assert len(seen) == 0
+
+
+@pytest.mark.parametrize("queries", ["words", [], [-1], [0.5], 3.0, object()])
+def test_what_are_no_queries(queries: Any) -> None:
+    with (
+        pytest.raises(TypeError, match=r"queries must be rows of a sequence, from 0 on, or 'text', got"),
+        regard.capture(Attending(), queries=queries),
+    ):
+        pass

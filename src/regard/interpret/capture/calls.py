@@ -10,7 +10,7 @@ import numpy as np
 from regard.core.layout import Layout
 from regard.interpret.capture.layers import OPTIONS, RULES, with_dense
 from regard.ops.normalization import causally
-from regard.rules import At, Mask, Table, Traced, evaluate, mask
+from regard.rules import At, Mask, Table, Traced, evaluate, mask, table
 from regard.rules.expression import make, number, substitute
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -102,6 +102,31 @@ class CapturedCall:
             options["bias"] = options["bias"][..., : stop - self.begin]
         return replace(self, key=self.key[:, :, : stop - self.begin], options=options)
 
+    def of_rows(self, rows: Array) -> "CapturedCall":
+        """Return the call with some of its queries, by ascending row, and all of its keys.
+
+        Rules see the positions that the queries have: where these are not adjacent, by a table.
+        """
+        options, keeps = dict(self.options), rows[-1] - rows[0] + 1 == len(rows)
+
+        def part(x: Array) -> Array:
+            return x[..., rows, :] if x.shape[-2] > 1 else x
+
+        if "bias" in options:
+            options["bias"] = part(options["bias"])
+        if not keeps and self.mask is not None:
+            options["mask"] = self.mask
+            options.pop("causal", None)
+        if "mask" in options and options["mask"].dense:
+            options["mask"] = with_dense(options["mask"], part)
+        first = self.first + int(rows[0]) if keeps else 0
+        if not keeps and not self.cross:
+            options |= _at_positions(options, np.add.outer(self.first, rows))
+        options["offset"] = first
+        return replace(
+            self, query=self.query[:, :, rows], lse=self.lse[:, :, rows], options=options, first=first
+        )  # fmt: skip
+
     def rule(self) -> Mask:
         """Return the mask of its queries as a rule that later keys do not change.
 
@@ -129,6 +154,17 @@ class CapturedCall:
         end = self.end
         existing = mask(lambda b, h, i, j: j < end)
         return existing if found is None else found & existing
+
+
+def _at_positions(options: Mapping[str, Any], positions: Array) -> dict[str, Any]:
+    """Return the rules of options for queries at these positions, (n_q,) or (b, n_q)."""
+    i, b = Traced(make("i", "int")), Traced(make("b", "int"))
+    at = table(positions)[i] if positions.ndim == 1 else table(positions)[b, i]
+    return {
+        name: kind(substitute(options[name].node, {i.node: at.node}), options[name].text)
+        for name, (kind, _) in RULES.items()
+        if name in options and not getattr(options[name], "dense", ())
+    }
 
 
 @dataclass(frozen=True)

@@ -181,27 +181,37 @@ class Capture(Sequence[Layer]):
 
     def labels(self, layer: int | str, axis: str = "query", batch: int = 0) -> tuple[str, ...] | None:
         """Return the labels of the queries or keys of a layer; None where unknown."""
-        tokens = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
-        return None if tokens is None or tokens.labels is None else tokens.labels[batch]
+        tokens, rows = self._read(layer, axis)
+        if tokens is None or tokens.labels is None:
+            return None
+        return tuple(tokens.labels[batch][row] for row in rows) if rows else tokens.labels[batch]
 
     def ids(self, layer: int | str, axis: str = "query") -> Array | None:
         """Return the token ids of the queries or keys of a layer, (b, n), if known."""
-        tokens = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
-        return None if tokens is None else tokens.ids
+        tokens, rows = self._read(layer, axis)
+        if tokens is None or tokens.ids is None:
+            return None
+        return tokens.ids[:, list(rows)] if rows else tokens.ids
+
+    def _read(self, layer: int | str, axis: str) -> tuple[Tokens | None, tuple[int, ...]]:
+        """Return the sequence of the queries or keys of a layer, and the rows of it that were kept, () for all."""
+        of = self[layer]
+        return self.tokens.get(getattr(of, f"{axis}_tokens") or ""), of.rows if axis == "query" else ()
 
     def measure(self, *, prefix: int = 1) -> tuple[HeadStatistics, ...]:
         """Compute the statistics of every head in O(n) memory.
 
         They are those of `regard.insight.measure_heads`. `layer`, `head` and `kv_head` are the
         model's numbers (`numbers`, `Layer.numbers`). NaN: scores of copies without token ids, and
-        those of positions in cross-attention.
+        those of positions in cross-attention and where some queries alone were kept.
         """
         found = []
         for n, (of_model, layer) in enumerate(zip(self.numbers, self.layers, strict=True)):
-            ids = self.ids(n, "key") if not layer.cross else None
+            apart = layer.cross or bool(layer.rows)  # the place of a query in its arrays is not that among the keys
+            ids = None if apart else self.ids(n, "key")
             for head in measure_heads(**layer.all_heads, ids=ids, layer=of_model, prefix=prefix):
                 number = layer.numbers[head.head]
-                nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if layer.cross else {}
+                nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if apart else {}
                 found.append(replace(head, head=number, kv_head=layer.kv_head(number), **nothing))
         return tuple(found)
 
@@ -240,6 +250,7 @@ def capture(
     tokenizer: Any = None,
     grid: Any = None,
     image: Any = None,
+    queries: Any = None,
 ) -> AbstractContextManager[Capture]:
     """Record a model's attention inside of a `with`, as a `Capture`.
 
@@ -276,6 +287,10 @@ def capture(
             are the last of the keys that are no text. `Layer.grids` has what was told or given.
         image: what to show of a single picture in place of the model's input, as the model saw it:
             a path, a picture of Pillow, or pixels (height, width, 3) of uint8. It covers the grid.
+        queries: the queries to keep in each layer, with all keys, as rows of its sequence; or
+            "text": those that are no tokens of a picture, of layers that read a text. Their rows
+            are `Layer.rows`. All by default: 16,384 picture tokens then take 1.8 times the memory
+            of the run alone. A text is to be read in one forward, not generated.
 
     Raises RuntimeError if the model ran and no attention was seen. Raises ValueError if weights of
     sampled rows do not sum to 1 (`Capture.check`).
@@ -294,8 +309,9 @@ def capture(
         require("a capture's file", "ml_dtypes", "safetensors")
     recorder = loaders["torch.capture"]()
     seen: AbstractContextManager[Capture] = recorder.capture(
-        model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer, grid=grid, image=image
-    )
+        model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer, grid=grid, image=image,
+        queries=queries,
+    )  # fmt: skip
     return seen
 
 

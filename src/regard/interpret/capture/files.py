@@ -18,7 +18,7 @@ from regard.runtime import arrayfile
 Array = np.ndarray[Any, np.dtype[Any]]
 
 GRIDS, FORMAT, BEFORE = "regard.capture/3", "regard.capture/2", "regard.capture/1"
-"""The format, with grids and without any; `BEFORE` has neither grids nor a checksum, and can still be read."""
+"""The format, with grids or chosen queries and without; `BEFORE` has no checksum either, and can still be read."""
 
 
 def write(path: Path, seen: Any) -> None:
@@ -33,7 +33,7 @@ def write(path: Path, seen: Any) -> None:
             for name, x in seen.tokens.items()
         },
     }
-    version = GRIDS if any("grids" in layer for layer in content["layers"]) else FORMAT
+    version = GRIDS if any(layer.keys() & {"grids", "rows"} for layer in content["layers"]) else FORMAT
     arrayfile.write(path, written.arrays, {"format": version, "capture": json.dumps(content)})
 
 
@@ -98,8 +98,9 @@ class _Written:
         arrays = {x: self.array(f"{x}.{count}", getattr(layer, x)) for x in ("query", "key", "lse")}
         others = ("name", "cross", "query_tokens", "key_tokens", "numbers", "kv_numbers", "group", "number")
         options = {name: self.option(name, x) for name, x in layer.options.items()}
-        grids = {"grids": [self.grid(x) for x in layer.grids]} if layer.grids else {}
-        return arrays | {x: getattr(layer, x) for x in others} | {"options": options} | grids
+        new: dict[str, Any] = {"grids": [self.grid(x) for x in layer.grids], "rows": layer.rows}
+        new = {name: x for name, x in new.items() if x}
+        return arrays | {x: getattr(layer, x) for x in others} | {"options": options} | new
 
     def grid(self, grid: PatchGrid) -> dict[str, Any]:
         """Return a grid with the names of its arrays."""
@@ -159,8 +160,10 @@ class _Read:
             raise ValueError(f"unknown option {min(options.keys() - set(OPTIONS))!r} of a layer")
         fields |= {x: tuple(content.pop(x)) for x in ("numbers", "kv_numbers")}
         fields["grids"] = tuple(map(self.grid, content.pop("grids", ())))
+        fields["rows"] = tuple(content.pop("rows", ()))
         made = Layer(**fields, **content, options=options)
         b, h, n_q, d = made.query.shape
-        if made.lse.shape != (b, h, n_q) or made.key.shape[::3] != (b, d) or len(made.numbers) != h:
+        fits = made.lse.shape == (b, h, n_q) and made.key.shape[::3] == (b, d)
+        if not fits or len(made.numbers) != h or len(made.rows) not in (0, n_q):
             raise ValueError(f"the arrays of layer {made.name!r} do not fit each other")
         return made

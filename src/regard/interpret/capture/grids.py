@@ -93,9 +93,14 @@ def _placed(layer: "Layer", grid: PatchGrid | tuple[int, int], pictures: Sequenc
         return replace(layer, grids=(grid,) if int(grid.tokens.max(initial=-1)) < layer.n_k else ())
     rows, columns = grid
     prefix = layer.n_k - rows * columns
-    if layer.key_tokens is not None or not 0 <= prefix <= MOST_PREFIX or not (layer.cross or layer.n_q == layer.n_k):
+    if layer.key_tokens is not None or not 0 <= prefix <= MOST_PREFIX or not _over_keys(layer):
         return replace(layer, grids=())
     if len(pictures) != layer.batch:
         return replace(layer, grids=(PatchGrid.after(rows, columns, prefix),))
     made = (PatchGrid.after(rows, columns, prefix, picture=x, batch=b) for b, x in enumerate(pictures))
     return replace(layer, grids=tuple(made))
+
+
+def _over_keys(layer: "Layer") -> bool:
+    """Return True if a layer's queries are all of its keys, or another sequence's, or some were chosen."""
+    return layer.cross or bool(layer.rows) or layer.n_q == layer.n_k

@@ -105,12 +105,22 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
 class JoinedCalls:
     """The calls so far as one, for some heads or all.
 
-    order: the row of each position, if the model sorts its rows, as that of windows in a picture.
+    order: the row of each position, if the model sorts its rows, as that of windows in a picture. chosen: the rows
+    whose queries are kept, None for all.
     """
 
     order: Array | None = None
 
-    def __init__(self, call: CapturedCall, store: ArrayStore, heads: Sequence[int] | None = None):
+    def __init__(
+        self,
+        call: CapturedCall,
+        store: ArrayStore,
+        heads: Sequence[int] | None = None,
+        chosen: Array | None = None,
+    ):
+        self.chosen, self.whole = chosen, call.n_q
+        if chosen is not None:
+            call = call.of_rows(chosen)
         h, h_kv = call.query.shape[1], call.key.shape[1]
         self.heads = tuple(range(h)) if heads is None else tuple(heads)
         if not all(0 <= head < h for head in self.heads):
@@ -143,6 +153,8 @@ class JoinedCalls:
 
         Raises UnjoinableCalls if the calls do not form a single one.
         """
+        if self.chosen is not None:
+            raise UnjoinableCalls("some of its queries were chosen, which is for one forward: run the whole text once")
         options = options_of(call.options, self.heads, self.store)
         for name in ("score", "sink", "scale"):
             if not alike(self.options.get(name), options.get(name)):
@@ -277,14 +289,18 @@ class JoinedCalls:
             del options["offset"]
         if options.get("origin") == (0, 0, 0):
             del options["origin"]
-        whole = self.cross or (self.begin == 0 and n_k == self.rows)
-        q, k = (x if sizes.get(x or "") == n and whole else None for x, n in zip(texts, (self.rows, n_k), strict=True))
+        rows = self.rows if self.chosen is None else self.whole
+        whole = self.cross or (self.begin == 0 and n_k == rows)
+        q, k = (x if sizes.get(x or "") == n and whole else None for x, n in zip(texts, (rows, n_k), strict=True))
         query, key = (parts[0] if len(parts) == 1 else self._whole(parts) for parts in (self.queries, self.keys))
         lse = self.lses[0] if len(self.lses) == 1 else np.concatenate(self.lses, axis=-1)
         if sorts:
             arrays = self.queries, self.keys, self.lses
             query, key, lse = (np.concatenate(parts, axis=2)[:, :, self.order] for parts in arrays)
-        return Layer(name, query, key, lse, options, self.cross, q, k, self.heads, self.kv_heads, self.group, number)
+        return Layer(
+            name, query, key, lse, options, self.cross, q, k, self.heads, self.kv_heads, self.group, number,
+            rows=() if self.chosen is None else tuple(self.chosen.tolist()),
+        )  # fmt: skip
 
     def _of_one_forward(self, order: Any) -> dict[str, Any]:
         """Return the options of pieces: documents with positions of their own."""

@@ -39,7 +39,8 @@ class Layer:
     queries and keys. numbers: the model's number of each head in `query`. group: the number of query heads that share a
     key-value head. kv_numbers: the model's number of each key-value head, if some are missing. number: the model's
     number of the layer, in the order of first calls, missing layers included. None: its index in the capture. grids: of
-    the pictures or sounds among its keys; unless it is cross-attention, its queries are the same tokens.
+    the pictures or sounds among its keys; unless it is cross-attention, its queries are the same tokens. rows: those of
+    the model's queries that these are, if others were not kept.
 
     `regard.attention` takes the arguments that `arguments` returns, for any statistic:
 
@@ -67,6 +68,7 @@ class Layer:
     group: int = 1
     number: int | None = None
     grids: tuple[PatchGrid, ...] = ()
+    rows: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, name: str, query: Array, key: Array, *, lse: Array | None = None, **options: Any) -> Self:
@@ -77,7 +79,7 @@ class Layer:
         does, and ValueError for the lse of another call.
         """
         metric = options.pop("metric", None)
-        of_layer = ("cross", "query_tokens", "key_tokens", "number", "grids")
+        of_layer = ("cross", "query_tokens", "key_tokens", "number", "grids", "rows")
         fields = {field: options.pop(field) for field in of_layer if field in options}
         for option in options:
             if option not in OPTIONS:
@@ -270,7 +272,7 @@ class Layer:
         rules += [name for name in ("bias", "sink", "causal") if name in self.options]
         words = [
             f"{self.heads} head{'' if self.heads == 1 else 's'}{over}", f"{self.n_q} queries", f"{self.n_k} keys",
-            f"d = {self.d}", *(["cross"] if self.cross else []), *rules,
+            f"d = {self.d}", *(["cross"] if self.cross else []), *(["of chosen rows"] if self.rows else []), *rules,
         ]  # fmt: skip
         return f"Layer {self.name!r}: {', '.join(words)}"
 

@@ -167,7 +167,7 @@ class GridRecorder:
         source = self.of_layer.get(layer.name)
         if source is None or source.length != layer.n_k:
             return ()
-        if not layer.cross and (layer.n_q != layer.n_k or layer.name.rpartition(".")[0] in decoders):
+        if not (layer.cross or layer.rows) and (layer.n_q != layer.n_k or layer.name.rpartition(".")[0] in decoders):
             return ()
         own = source.own()
         if source.together or len(own) == layer.batch:
@@ -193,8 +193,16 @@ class GridRecorder:
             "are shifted or only some patches are read"
         )
 
+    def words(self, ids: Array) -> Array:
+        """Return the positions of the tokens (b, n) that are no part of a picture in every text."""
+        return np.flatnonzero((ids != self._image_token).any(axis=0))
+
+    @property
+    def _image_token(self) -> int | None:
+        return next((x for name in IMAGE_TOKENS if isinstance(x := getattr(self.config, name, None), int)), None)
+
     def _in_text(self, ids: Array) -> tuple[PatchGrid, ...]:
-        token = next((x for name in IMAGE_TOKENS if isinstance(x := getattr(self.config, name, None), int)), None)
+        token = self._image_token
         places = [(batch, np.flatnonzero(row == token)) for batch, row in enumerate(ids)]
         if token is None or not any(len(at) for _, at in places):
             return ()
@@ -296,6 +304,19 @@ def _cut(source: Source, patch: int, sizes: Array) -> Source:
         ]
 
     return Source(shapes, draw, together=True)
+
+
+def given_queries(queries: Any) -> Array | str | None:
+    """Check the argument `queries` of a capture, and return the rows in ascending order, each once."""
+    if queries is None or (isinstance(queries, str) and queries == "text"):
+        return queries
+    try:
+        rows = np.unique(np.asarray(queries))
+    except (TypeError, ValueError):
+        rows = np.zeros(0)
+    if isinstance(queries, str) or rows.dtype.kind not in "iu" or not rows.size or rows[0] < 0:
+        raise TypeError(f"queries must be rows of a sequence, from 0 on, or 'text', got {queries!r:.60}")
+    return rows.astype(np.int64)
 
 
 def _floats(x: Any) -> bool:

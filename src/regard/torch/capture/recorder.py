@@ -32,7 +32,7 @@ from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.capture.pictures import pixels
 from regard.torch import adapter
 from regard.torch.arrays import autocast
-from regard.torch.capture.grids import GridRecorder
+from regard.torch.capture.grids import GridRecorder, given_queries
 from regard.torch.capture.switched import SdpaMode, on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
@@ -59,6 +59,7 @@ def capture(
     tokenizer: Any = None,
     grid: Any = None,
     image: Any = None,
+    queries: Any = None,
     gridded: bool = False,
     values: dict[str, Array] | None = None,
 ) -> Iterator[Capture]:
@@ -75,7 +76,7 @@ def capture(
         if path is not None:
             folder = Path(tempfile.mkdtemp(prefix=".regard-", dir=Path(path).absolute().parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        recorder = Recorder(model, layers, heads, memory, folder, values)
+        recorder = Recorder(model, layers, heads, memory, folder, values, given_queries(queries))
         recorder.read = GridRecorder(model, tokenizer)
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
@@ -136,8 +137,9 @@ class Recorder:
         memory: int | None,
         folder: Path | None,
         values: dict[str, Array] | None = None,
+        queries: Array | str | None = None,
     ):
-        self.values = values
+        self.values, self.queries = values, queries
         self.model, self.layers, self.heads, self.memory = model, layers, heads, memory
         self.store = ArrayStore(folder)
         self.calls = self.runs = 0
@@ -311,18 +313,34 @@ class Recorder:
             self.seen[name].add(call, how)
         if name in self.dropped or not self._wanted(name):
             return
+        chosen = self._chosen(name, call)
+        if chosen is not None and not len(chosen):
+            return
         try:
             if how is not None and name in self.kept:
                 self.kept[name].add(call, how)
             else:
-                self.kept[name] = JoinedCalls(call, self.store, self.heads)
+                self.kept[name] = JoinedCalls(call, self.store, self.heads, chosen)
                 self.kept[name].order = next((x.order for x in self._running if x.order is not None), None)
         except UnjoinableCalls as error:
             self._drop(name, str(error))
         self._check_memory(name)
 
+    def _chosen(self, name: str, call: CapturedCall) -> Array | None:
+        """Return the rows of a call whose queries are kept, None for all."""
+        if self.queries is None:
+            return None
+        if isinstance(self.queries, str):
+            text, _ = self.belongs[name]
+            some = np.zeros(0, np.int64) if text is None else self.read.words(text.ids)
+        else:
+            some = self.queries
+        return some[some < call.n_q]
+
     def _add_piece(self, name: str, call: CapturedCall, own_keys: bool) -> bool:
         """Add a piece to its layer; return False if it is none, by its options."""
+        if name in self.kept and self.kept[name].chosen is not None:
+            self._drop(name, "some of its queries were chosen, and it attends to a sequence in pieces")
         if name in self.kept and not self.kept[name].add_piece(call, own_keys):
             return False
         self.seen[name].open = False
@@ -413,6 +431,8 @@ class Recorder:
                 text.ids = text.ids[:, :rows]
             if name in self.kept:
                 try:
+                    if self.kept[name].chosen is not None:
+                        raise UnjoinableCalls("some of its queries were chosen, which is for one forward")
                     self.kept[name].cut(rows)
                 except UnjoinableCalls as error:
                     self._drop(name, str(error))

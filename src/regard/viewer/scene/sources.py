@@ -348,7 +348,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for number, layer in enumerate(seen.layers):
-        same = (layer.query_tokens, layer.key_tokens, layer.cross, layer.batch, layer.n_q, layer.n_k)
+        same = (layer.query_tokens, layer.key_tokens, layer.cross, layer.batch, layer.n_q, layer.n_k, layer.rows)
         kinds.setdefault(same, []).append(number)
     parts = _parts([seen.layers[numbers[0]] for numbers in kinds.values()])
     scenes = []
@@ -365,11 +365,18 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
                 query_tokens=labels,
                 key_tokens=seen.labels(numbers[0], "key") or (),
                 ids=None if ids is None else np.asarray(ids, np.int64),
-                note=f"{seen.model}; not kept: {', '.join(seen.dropped)}" if seen.dropped else seen.model,
+                note=_note(seen, seen.layers[numbers[0]]),
                 grids=seen.layers[numbers[0]].grids,
             )
         )
     return tuple(scenes)
+
+
+def _note(seen: captured_model.Capture, layer: layers.Layer) -> str:
+    """Return what is said of a capture, and what of it was not kept."""
+    dropped = f"not kept: {', '.join(seen.dropped)}" if seen.dropped else ""
+    rows = f"queries of {len(layer.rows)} tokens were kept, and keys of all" if layer.rows else ""
+    return "; ".join(filter(None, (seen.model, dropped, rows)))
 
 
 def pictured(model: Any, processor: Any, image: Any, text: str | None) -> tuple[Scene, ...]:
@@ -421,7 +428,7 @@ def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
         problem=problem_from(value=given["key"], **given),
         lse=layer.lse,
         no_values="a capture keeps queries and keys, not values",
-        cross=layer.cross,
+        cross=layer.cross or bool(layer.rows),  # rows are not those of its keys
         number=number,
         numbers=layer.numbers,
         kv_numbers=tuple(map(layer.kv_head, layer.numbers)),
