@@ -256,26 +256,26 @@ def _grid(at: Question) -> PatchGrid:
 def heat(results: Results, at: Question) -> Answer:
     """Answer the weights of a token on the patches of a grid, or of the patches on it, in every head.
 
-    They are JSON, or with numbers=f16 half floats in the order of layers, heads and patches.
+    They are JSON, or with numbers=f32 float32 in the order of layers, heads and patches.
     """
     grid, side, form = _grid(at), at.query.get("side", "row"), at.query.get("numbers", "json")
     if side not in ("row", "column"):
         raise Refused(422, f"side must be row or column, got {brief(side)}")
-    if form not in ("json", "f16"):
-        raise Refused(422, f"numbers must be json or f16, got {brief(form)}")
+    if form not in ("json", "f32"):
+        raise Refused(422, f"numbers must be json or f32, got {brief(form)}")
     p = at.of.problem
     if side == "column" and at.of.cross:
         raise Refused(422, "the patches are keys alone: none of them is a query, so side must be row")
     token = integer(at.query, "token", 0, 0, (p.n_q if side == "row" else p.n_k) - 1)
     if form == "json" and sum(of.heads for of in at.scene.layers) * len(grid.tokens) > MOST_VALUES:
-        raise Refused(422, f"more than {MOST_VALUES} weights are sent with numbers=f16 alone")
+        raise Refused(422, f"more than {MOST_VALUES} weights are sent with numbers=f32 alone")
     rows, cols = range(p.n_q), range(p.n_k)
     rows, cols = (range(token, token + 1), cols) if side == "row" else (rows, range(token, token + 1))
     layers = [
         heats.laid(grid, results.weights(replace(at, layer=layer), rows, cols)) for layer in range(len(at.scene.layers))
     ]
-    if form == "f16":
-        return Answer(200, np.concatenate([layer.astype(np.float16) for layer in layers]))
+    if form == "f32":
+        return Answer(200, np.concatenate([layer.ravel() for layer in layers]))
     return Answer(200, {"layers": [heats.plain(layer) for layer in layers]})
 
 
