@@ -108,6 +108,8 @@ export class App {
   /** How many views there were: what goes wrong in one that is gone is nobody's business. */
   private views = 0;
   private editor: Editor | null = null;
+  /** Runs that views asked for. */
+  private turns = 0;
   /** The scene whose place another text takes: what is still asked of it is nobody's business. */
   private leaving = "";
   private theme: Theme = "auto";
@@ -372,8 +374,10 @@ export class App {
       words: this.words,
       fail: (error) => mine === this.views && this.leaving !== scene.id && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
-      run: (settings, stage) =>
-        this.run({ settings, stage, refines: true, isLatest: () => this.scene.id === scene.id }),
+      run: (settings, stage) => {
+        const turn = ++this.turns;
+        return this.run({ settings, stage, refines: true, isLatest: () => turn === this.turns });
+      },
     };
     this.context = context;
     const before = this.view;

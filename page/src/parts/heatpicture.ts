@@ -151,6 +151,7 @@ export class HeatPicture {
     const [first = 0] = this.marked;
     const last = event.shiftKey ? (this.marked.at(-1) ?? first) : first;
     const next = stepped(this.heat.grid, last, ...step);
+    this.marked = event.shiftKey ? [first, next] : [next]; // the next key does not wait for weights
     this.acts.pick(event.shiftKey ? first : next, next);
   }
 
