@@ -70,7 +70,11 @@ const KEYS = [
 
 /** The titles of the views that a scene has. */
 function titlesOf({ grids = [] }: Scene): Record<string, string> {
-  const titles = Object.entries(VIEWS).map(([id, [title]]) => [id, title]);
+  const heard = grids.length > 0 && grids.every(({ kind }) => kind === "sound");
+  const titles = Object.entries(VIEWS).map(([id, [title]]) => [
+    id,
+    id === "picture" && heard ? "Along the sound" : title,
+  ]);
   return Object.fromEntries(titles.filter(([id]) => id !== "picture" || grids.length));
 }
 

@@ -31,7 +31,9 @@ export function paintHeat(
   width: number,
   height: number,
 ): void {
+  if (weights) context.filter = "grayscale(1)"; // the colours on it are those of weights
   if (image) context.drawImage(image, 0, 0, width, height);
+  context.filter = "none";
   if (!weights) return;
   const pixels = heatPixels(weights, top, { ...look, over: image !== null });
   const small = new OffscreenCanvas(grid.columns, grid.rows);

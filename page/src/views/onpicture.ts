@@ -17,8 +17,7 @@ import { chosen, latest, layerOf, touches, type Context, type MakeView, type Vie
 
 export const onPictureView: MakeView = (context) => new OnPicture(context);
 
-const NO_GRID =
-  "No picture and no sound is known among these tokens. `regard look --image` shows one, and a capture with `grid=`.";
+const NO_GRID = "No picture and no sound is known among these tokens.";
 
 const ROLLOUT =
   "Rollout (Abnar and Zuidema, 2020) multiplies the mean maps of all layers, each halfway to the identity. It knows no " +
@@ -39,6 +38,7 @@ class OnPicture implements View {
   private readonly key = h("div", {});
   private readonly words = h("div", { class: "overlay-text", tabindex: 0, role: "region", "aria-label": "The text" });
   private readonly note = h("p", { class: "note" });
+  private readonly every = h("p", { class: "help" });
   private readonly empty = h("p", { class: "empty", role: "status" });
   private readonly stage = new HeatPicture({
     pick: (patch, other) => this.pick(patch, other),
@@ -59,7 +59,13 @@ class OnPicture implements View {
     this.pad = picturePad(context);
     const beside = h("div", { class: "heat-row" }, this.stage.element, this.pad.element);
     const large = h("div", { class: "heat-large" }, this.heading, beside, this.readout, this.key);
-    const small = h("aside", { "aria-label": "Every head" }, h("h2", {}, "In every head"), this.heads.element);
+    const small = h(
+      "aside",
+      { "aria-label": "Every head" },
+      h("h2", {}, "In every head"),
+      this.heads.element,
+      this.every,
+    );
     large.append(this.words, this.note);
     this.body = h("div", { class: "heat-main" }, large, small);
     const parts = [this.controls, this.empty, this.body];
@@ -152,7 +158,8 @@ class OnPicture implements View {
       this.draw(grid, at, { image, weights: weights instanceof Refused ? null : weights, title });
       if (refused) this.note.textContent = refused;
       const look = heatLook(context.store.state);
-      if (heads) this.heads.show(grid, image, heads, look);
+      const top = heads ? this.heads.show(grid, image, heads, look) : null;
+      this.every.textContent = top === null ? "" : `All are up to ${figure(top, 2)}, the largest weight of any head.`;
       await this.drawWords(grid, at, words, current);
     });
   }
