@@ -10,6 +10,7 @@ import {
   patchAt,
   patchOf,
   placeName,
+  regionName,
   regionOf,
   stepped,
   sumOf,
@@ -45,6 +46,8 @@ describe("a grid", () => {
     expect(placeName(grid, 4)).toBe("row 2, column 2");
     expect(placeName(sound, 50)).toBe("1.00 to 1.02 s");
     expect(placeName({ ...sound, seconds: null }, 50)).toBe("frame 50");
+    expect(regionName(sound, [74, 75, 76])).toBe("1.48 to 1.54 s");
+    expect([[], [4], [0, 1]].map((patches) => regionName(grid, patches))).toEqual(["", "row 2, column 2", "2 patches"]);
   });
   it("knows the tokens that are words", () => {
     expect(wordsOf([grid], 8)).toEqual([0, 6, 7]);

@@ -46,6 +46,15 @@ export function placeName({ kind, rows, columns, seconds }: Grid, patch: number)
   return `${secondsText((column * seconds) / columns)} to ${secondsText(((column + 1) * seconds) / columns)} s${band}`;
 }
 
+/** What patches are called together. */
+export function regionName(grid: Grid, patches: readonly number[]): string {
+  if (patches.length < 2) return patches.length ? placeName(grid, patches[0]) : "";
+  const { kind, rows, columns, seconds } = grid;
+  if (kind === "picture" || rows > 1 || seconds === null) return `${count(patches.length)} patches`;
+  const at = (column: number): string => secondsText((column * seconds) / columns);
+  return `${at(Math.min(...patches))} to ${at(Math.max(...patches) + 1)} s`;
+}
+
 export const secondsText = (at: number): string => at.toFixed(2);
 
 /** Moments of a sound to mark on an axis that has room for so many. */

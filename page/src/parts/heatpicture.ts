@@ -24,16 +24,20 @@ export interface Heat {
 export const aspectOf = ({ kind, width, height, rows, columns }: Grid): number =>
   kind === "sound" ? 5 : width && height ? width / height : columns / rows;
 
-/** Draws a picture and its heat in so many pixels. */
-export function paintHeat(
-  context: CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D,
-  { grid, image, weights, top, look }: Heat,
-  width: number,
-  height: number,
-): void {
-  if (weights) context.filter = "grayscale(1)"; // the colours on it are those of weights
-  if (image) context.drawImage(image, 0, 0, width, height);
+type Canvas = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
+
+/** Draws a picture in so many pixels, in grey where heat comes on it. */
+export function paintPicture(context: Canvas, { image, weights }: Heat, width: number, height: number): void {
+  if (!image) return;
+  if (weights) context.filter = "grayscale(1)";
+  context.drawImage(image, 0, 0, width, height);
   context.filter = "none";
+}
+
+/** Draws a picture and its heat in so many pixels. */
+export function paintHeat(context: Canvas, heat: Heat, width: number, height: number): void {
+  const { grid, image, weights, top, look } = heat;
+  paintPicture(context, heat, width, height);
   if (!weights) return;
   const pixels = heatPixels(weights, top, { ...look, over: image !== null });
   const small = new OffscreenCanvas(grid.columns, grid.rows);

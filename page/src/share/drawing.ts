@@ -70,10 +70,10 @@ export class Drawing {
     this.parts.push(`<path d="${d}" fill="none" stroke="${stroke}" stroke-width="${round(width)}"${dashes}/>`);
   }
 
-  picture(x: number, y: number, width: number, height: number, pixels: Omit<Pixels, "whole">): void {
+  picture(x: number, y: number, width: number, height: number, pixels: Omit<Pixels, "whole">, sharp = SHARP): void {
     const place = `x="${round(x)}" y="${round(y)}" width="${round(width)}" height="${round(height)}"`;
     const style = 'preserveAspectRatio="none" style="image-rendering:pixelated"';
-    this.parts.push(`<image ${place} ${style} href="${pngOf(pixels)}"/>`);
+    this.parts.push(`<image ${place} ${style} href="${pngOf(pixels, sharp)}"/>`);
     this.reach(y + height);
   }
 
@@ -123,12 +123,12 @@ export function wrapped(text: string, most: number): string[] {
 }
 
 /** Pixels as the address of a PNG, every one of them a square of some. */
-function pngOf({ rows, cols, data }: Omit<Pixels, "whole">): string {
+function pngOf({ rows, cols, data }: Omit<Pixels, "whole">, sharp: number): string {
   const [small, large] = [document.createElement("canvas"), document.createElement("canvas")];
   [small.width, small.height] = [cols, rows];
   const bytes = new Uint8ClampedArray(data.buffer as ArrayBuffer, data.byteOffset, data.byteLength);
   small.getContext("2d")?.putImageData(new ImageData(bytes, cols, rows), 0, 0);
-  const times = Math.max(1, Math.ceil(SHARP / Math.max(rows, cols)));
+  const times = Math.max(1, Math.ceil(sharp / Math.max(rows, cols)));
   [large.width, large.height] = [cols * times, rows * times];
   const context = large.getContext("2d") as CanvasRenderingContext2D;
   context.imageSmoothingEnabled = false;

@@ -3,9 +3,8 @@
 import type { Grid } from "../data";
 import { SCALES, weightAt } from "../numbers/colour";
 import { figure } from "../numbers/format";
-import { largestOf } from "../numbers/grids";
-import { aspectOf, paintHeat, type Heat } from "../parts/heatpicture";
-import type { Pixels } from "../parts/pictures";
+import { heatPixels, largestOf } from "../numbers/grids";
+import { aspectOf, paintPicture, type Heat } from "../parts/heatpicture";
 import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, titleOf } from "../views/pictured";
 import type { Context } from "../views/view";
 import { ORANGE } from "./bars";
@@ -15,18 +14,26 @@ import { drawRamp } from "./maps";
 
 /** The height of the large picture, and the width of a head's, at most. */
 const [HIGH, SMALL] = [320, 104];
-/** Pixels of a picture for each of the figure's. */
-const SHARP = 3;
+/** Pixels of the large picture for each of the figure's, at most. */
+const SHARP = 2;
 
-/** A picture and its heat as pixels. */
-function pixelsOf(heat: Heat, width: number, height: number): Pixels {
-  const [cols, rows] = [Math.round(width * SHARP), Math.round(height * SHARP)];
-  const context = new OffscreenCanvas(cols, rows).getContext("2d") as OffscreenCanvasRenderingContext2D;
-  context.fillStyle = "#fff";
-  context.fillRect(0, 0, cols, rows);
-  paintHeat(context, heat, cols, rows);
-  const { buffer } = context.getImageData(0, 0, cols, rows).data;
-  return { rows, cols, whole: true, data: new Uint32Array(buffer) };
+/** Draws a picture, with no more pixels than it has, and its heat, with a pixel for each patch. */
+function drawHeat(drawing: Drawing, heat: Heat, box: readonly [number, number, number, number], sharp = 1): void {
+  const { grid, image, weights, top, look } = heat;
+  const [, , width, height] = box;
+  if (image) {
+    const [cols, rows] = [
+      Math.min(image.width, Math.round(width * sharp)),
+      Math.min(image.height, Math.round(height * sharp)),
+    ];
+    const context = new OffscreenCanvas(cols, rows).getContext("2d") as OffscreenCanvasRenderingContext2D;
+    paintPicture(context, heat, cols, rows);
+    const { buffer } = context.getImageData(0, 0, cols, rows).data;
+    drawing.picture(...box, { rows, cols, data: new Uint32Array(buffer) }, 0); // a photograph may be blurred
+  }
+  if (!weights) return;
+  const data = heatPixels(weights, top, { ...look, over: image !== null });
+  drawing.picture(...box, { rows: grid.rows, cols: grid.columns, data }, 3 * width);
 }
 
 /** Draws every head, a line for each layer; returns the largest weight of them, which their colours go up to. */
@@ -47,7 +54,7 @@ function drawEvery(
     drawing.text(38, line + height / 2 + 4, `L${layers[l].number}`, { size: 11, fill: SOFT, anchor: "end" });
     row.forEach((weights, k) => {
       const x = 44 + k * (width + 6);
-      drawing.picture(x, line, width, height, pixelsOf({ ...one, weights, top }, width, height));
+      drawHeat(drawing, { ...one, weights, top }, [x, line, width, height]);
       const current = heat === "head" && l === layer && k === head;
       drawing.box(x, line, width, height, "none", current ? ORANGE : LINE, current ? 2 : 1);
       const how = { size: Math.min(11, width / 2), fill: SOFT, anchor: "middle" } as const;
@@ -86,7 +93,7 @@ export async function onPictureFigure(context: Context): Promise<Drawing> {
   const width = Math.min(WIDE - 24, HIGH * aspectOf(grid));
   const height = width / aspectOf(grid);
   const top = weights ? largestOf(weights) : 1;
-  drawing.picture(12, 32, width, height, pixelsOf({ grid, image, weights, top, look }, width, height));
+  drawHeat(drawing, { grid, image, weights, top, look }, [12, 32, width, height], SHARP);
   mark(drawing, grid, at.patches, [12, 32, width, height]);
   const words = [0, 0.5, 1].map((place) => figure(weightAt(place, top, look.tone), 2));
   if (weights) drawRamp(drawing, SCALES[look.scale], words, 12, drawing.height + 10);

@@ -46,6 +46,7 @@ class OnPicture implements View {
   });
   private readonly heads;
   private readonly pad;
+  private readonly small: HTMLElement;
   private readonly body: HTMLElement;
   readonly element: HTMLElement;
   private readonly load;
@@ -59,7 +60,7 @@ class OnPicture implements View {
     this.pad = picturePad(context);
     const beside = h("div", { class: "heat-row" }, this.stage.element, this.pad.element);
     const large = h("div", { class: "heat-large" }, this.heading, beside, this.readout, this.key);
-    const small = h(
+    this.small = h(
       "aside",
       { "aria-label": "Every head" },
       h("h2", {}, "In every head"),
@@ -67,7 +68,7 @@ class OnPicture implements View {
       this.every,
     );
     large.append(this.words, this.note);
-    this.body = h("div", { class: "heat-main" }, large, small);
+    this.body = h("div", { class: "heat-main" }, large, this.small);
     const parts = [this.controls, this.empty, this.body];
     this.element = h("section", { class: "view on-picture", "aria-label": "On the picture" }, ...parts);
   }
@@ -158,6 +159,7 @@ class OnPicture implements View {
       this.draw(grid, at, { image, weights: weights instanceof Refused ? null : weights, title });
       if (refused) this.note.textContent = refused;
       const look = heatLook(context.store.state);
+      this.small.hidden = !heads;
       const top = heads ? this.heads.show(grid, image, heads, look) : null;
       this.every.textContent = top === null ? "" : `All are up to ${figure(top, 2)}, the largest weight of any head.`;
       await this.drawWords(grid, at, words, current);

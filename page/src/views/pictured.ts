@@ -1,7 +1,7 @@
 /** What is shown on a picture, or along a sound: what is chosen, and the weights of it. */
 
 import type { Grid } from "../data";
-import { placeName, sumOf } from "../numbers/grids";
+import { regionName, sumOf } from "../numbers/grids";
 import { chosenOf, shownOf, type Chosen } from "../numbers/heats";
 import type { HeatLook } from "../parts/heatpicture";
 import type { State } from "../state";
@@ -58,9 +58,7 @@ export async function onWords({ data, store }: Context, { by, tokens }: Chosen):
 /** What is chosen, in a few words. */
 export async function titleOf(context: Context, grid: Grid, at: Chosen): Promise<string> {
   const [token] = at.tokens;
-  const region = at.patches.length > 1 ? `${at.patches.length} patches` : "";
-  const place = at.patches.length === 1 ? placeName(grid, at.patches[0]) : region;
-  const name = place || (await named(context, at.by ? "key" : "query", token));
+  const name = regionName(grid, at.patches) || (await named(context, at.by ? "key" : "query", token));
   return at.by ? `What looks at ${name}` : `Where ${name} looks`;
 }
 
