@@ -1,6 +1,7 @@
 """What each process of test_torch_parallel_models.py runs: python parallel_model_ranks.py RANKS PATH CHECKS."""
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import regard
 import regard.torch
 
 N, HEADS, WIDTH = 300, 2, 8
+COPY = flex.flex_attention
 CAUSAL: dict[str, Any] = {"causal": True}
 Way = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -107,6 +109,7 @@ WAYS: dict[str, Way] = {
     "flex_attention": lambda _, x: flex.flex_attention(x, x, x, block_mask=block_mask(N)),
     "flex_attention, no mask": lambda _, x: flex.flex_attention(x, x, x),
     "flex_attention, mask of a rank": lambda _, x: flex.flex_attention(x, x, x, block_mask=block_mask(x.shape[2])),
+    "flex_attention, a copy": lambda _, x: COPY(x.detach(), x.detach(), x.detach()),
     "nn.TransformerEncoderLayer": module(
         nn.TransformerEncoderLayer, d_model=HEADS * WIDTH, nhead=HEADS, batch_first=True, dim_feedforward=8
     ),
@@ -233,17 +236,31 @@ def meshes() -> dict[str, str]:
     return dtensors()
 
 
+def cases() -> dict[str, str]:
+    from parallel_case_ranks import cases
+
+    return cases()
+
+
+def deaths() -> dict[str, str]:
+    from parallel_case_ranks import deaths
+
+    return deaths()
+
+
 def main(rank: int, ranks: int, path: str, checks: list[str]) -> None:
     begin(rank, ranks, path)
     results: dict[str, str] = {}
     for name in checks:
         results |= CHECKS[name]()
     Path(f"{path}.{rank}").write_text(json.dumps(results))
+    if "deaths" in checks:  # there is nobody left to wait for
+        os._exit(0)
     dist.barrier()
     dist.destroy_process_group()
 
 
-CHECKS = {x.__name__: x for x in (ways, graphs, checkpoints, warned, training, meshes)}
+CHECKS = {x.__name__: x for x in (ways, graphs, checkpoints, warned, training, meshes, cases, deaths)}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -179,8 +179,8 @@ class ContextParallel:
             raise ValueError(f'{WHOLE} observes "lse" and "entropy" alone')
         if any(batched(x) for x in (query, key, value) if isinstance(x, torch.Tensor)):
             raise ValueError(f"{WHOLE} cannot be in vmap: give the batch as leading dimensions")
-        if options.get("offset") is not None and options["offset"] != 0:
-            raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={options['offset']}")
+        if (offset := options.get("offset")) is not None and bool((torch.as_tensor(offset) != 0).any()):
+            raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={offset}")
         arguments = TensorArguments.of(query, key, value, options, observe)
         axis = -3 if arguments.options["layout"] == "bnhd" else -2
         floats, rows = arguments.floats, self.deal.size(self.rank)

@@ -9,15 +9,17 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.nn.attention import flex_attention as flex_module
 
 from regard.torch.dropins.activation import activate
 from regard.torch.dropins.flex import flex
 from regard.torch.dropins.functional import sdpa
 from regard.torch.dropins.packages import Attribute, Shared, with_attributes
-from regard.torch.spreading import spread
+from regard.torch.spreading import refuse, spread
 
 MASKS = "transformers.masking_utils"
 PREPARE = "_preprocess_mask_arguments"  # each model asks it before it makes a mask
+CHECK = "_validate_sdpa_input"  # PyTorch's flex_attention calls it first
 SERVED = ("regard", "sdpa", "flex_attention")
 _shared = Shared()
 
@@ -36,10 +38,23 @@ def _attributes() -> list[Attribute]:
     functional: Any = torch.nn.functional
     heads = functional.multi_head_attention_forward
     attributes: list[Attribute] = [(functional, "multi_head_attention_forward", without_weights(heads))]
+    if hasattr(flex_module, CHECK):
+        attributes.append((flex_module, CHECK, unreplaced(getattr(flex_module, CHECK))))
     masks = sys.modules.get(MASKS)
     if hasattr(masks, PREPARE):
         attributes.append((masks, PREPARE, prepared(getattr(masks, PREPARE))))
     return attributes
+
+
+def unreplaced(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a check of PyTorch's flex_attention, of which a script that `runpy` runs has copies that nobody finds."""
+
+    @wraps(check)
+    def refused(*args: Any, **options: Any) -> Any:
+        refuse("this copy of flex_attention", "import torch.nn.attention.flex_attention, and call it from there")
+        return check(*args, **options)
+
+    return refused
 
 
 def without_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
