@@ -8,5 +8,7 @@ Any weight follows from them.
 | `captured` | `Capture`, a list of layers, and `regard.capture` |
 | `calls` | one call, and whether another goes on with it |
 | `joining` | the calls of a generation, or pieces, as one layer |
+| `grids` | the patches of pictures, and frames of sounds, among the tokens |
+| `pictures` | the pixels that are shown below them |
 | `files` | the file format |
 """

@@ -6,5 +6,7 @@
 | `texts` | the texts that it reads |
 | `switched` | functions that are replaced meanwhile |
 | `forward` | forward passes without logits and cache |
+| `grids` | where the patches of pictures are, as modules tell |
+| `pictured` | runs on a picture |
 | `pretrained` | captures of transformers' models, for the commands |
 """
