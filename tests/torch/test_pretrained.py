@@ -189,7 +189,7 @@ def test_what_is_wrong(llama: Path, t5: Path, capsys: pytest.CaptureFixture[str]
         (["--model", nothing], f"{nothing} has no configuration that transformers can load: "),
         (["--model", bare, "--text", "a"], f"{bare} has no tokenizer that transformers can load\n"),
         (["--model", vit], f"{vit} reads no text: ViTModel takes pixel_values. Give it a picture: regard look"),
-        (["--model", vit, "--text", "a"], f"{vit} reads no text: ViTModel takes pixel_values. Give it a picture: regard"),
+        (["--model", vit, "--text", "a"], f"{vit} reads no text: ViTModel takes pixel_values. Give it a picture"),
         (["--model", clip, "--text", TEXT], "CLIPModel does not run on tokens alone ("),
         ([*ours, "--text", ""], "text is empty: give at least one character"),
         ([*ours, "--text", "the cat " * 64], f"text is too long: 129 tokens, and {llama} reads at most 128"),
