@@ -23,7 +23,7 @@ from skimage import data
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from regard.interpret.examplemodel.vit import Config, ExampleViT
+from regard.interpret.examplemodel.vit import ExampleViT, ViTConfig
 
 REPOSITORY = Path(__file__).parents[1]
 PHOTOGRAPHS = ("astronaut", "brick", "camera", "chelsea", "grass", "gravel", "hubble_deep_field", "rocket")
@@ -102,7 +102,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: ViTConfig):
         super().__init__()
         width, hidden = config.width, config.hidden
         self.heads = config.heads
@@ -121,7 +121,7 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches and a class token, blocks, and the odds of each digit from the class token."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
         self.patches = nn.Linear(config.patch**2, config.width)
@@ -153,7 +153,7 @@ class ViT(nn.Module):
 # ── Training ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def train(config: Config, of: Digits, options: argparse.Namespace) -> tuple[ViT, float]:
+def train(config: ViTConfig, of: Digits, options: argparse.Namespace) -> tuple[ViT, float]:
     """The trained model, and the seconds of processor time that its steps took."""
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
@@ -339,7 +339,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     seen, held_out = read()
-    config = Config(layers=4, heads=4, width=64, hidden=128, side=48, patch=8, classes=10)
+    config = ViTConfig(layers=4, heads=4, width=64, hidden=128, side=48, patch=8, classes=10)
     trained, seconds = train(config, seen, options)
     stored, difference = export(trained, held_out)
     package = options.out / "src" / "regard" / "interpret" / "examplemodel"

@@ -173,6 +173,8 @@ export class App {
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (start && !location.hash) this.store.set(fromHash(start), "refine");
+      else if (!location.hash && this.store.state.view === START.view && scenes[0]?.grids?.length)
+        this.store.set({ view: "picture" }, "refine");
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       if (this.store.state.tour) await this.walk(this.store.state.tour);
       await this.find(this.store.state);

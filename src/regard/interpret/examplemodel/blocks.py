@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 _LAYER = ("norm1", "q", "q_bias", "k", "k_bias", "v", "o", "norm2", "up", "down")
 
 
-class Attended(NamedTuple):
+class BlockRun(NamedTuple):
     """One layer of a run: q, k, v and out (..., h, n, d), lse (..., h, n), and its input x (..., n, width)."""
 
     q: Floats
@@ -62,14 +62,14 @@ def attended(
     scale: float,
     causal: bool,
     rotate: Callable[[Floats], Floats] = lambda x: x,
-) -> Attended:
+) -> BlockRun:
     """Compute the attention of a block on its input x (..., n, width). rotate: is applied to queries and keys."""
     y = rms_norm(x, w["norm1"])
     query = rotate(split(y @ w["q"] + w["q_bias"], heads))
     key = rotate(split(y @ w["k"] + w["k_bias"], heads))
     value = split(y @ w["v"], heads)
     out, seen = attention.attention(query, key, value, causal=causal, scale=scale, observe=["lse"])
-    return Attended(query, key, value, seen.lse, x, out)
+    return BlockRun(query, key, value, seen.lse, x, out)
 
 
 def after(x: Floats, out: Floats, w: Mapping[str, Floats]) -> Floats:

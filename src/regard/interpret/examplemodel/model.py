@@ -173,11 +173,11 @@ class ExampleModel:
 
         whole: a run without ablation, to reuse the layers before the first ablated one.
         """
-        weights, first, recorded = self._weights, 0, list[blocks.Attended]()
+        weights, first, recorded = self._weights, 0, list[blocks.BlockRun]()
         if whole is not None:
             first = min(layer for layer, _ in ablate)
             arrays = zip(whole.q, whole.k, whole.v, whole.lse, whole.x, whole.out, strict=True)
-            recorded = [blocks.Attended(*layer) for layer in arrays][: first + 1]
+            recorded = [blocks.BlockRun(*layer) for layer in arrays][: first + 1]
         x = weights["embedding"][ids] if whole is None else whole.x[first]
         for layer in range(first, self.config.layers):
             w = blocks.layer_weights(weights, layer)

@@ -16,7 +16,7 @@ from regard.interpret.examplemodel.blocks import Floats, Maps
 
 
 @dataclass(frozen=True)
-class Config:
+class ViTConfig:
     """Sizes of the model, as its weights file records them.
 
     A picture of `side` × `side` pixels has patches of `patch` × `patch`. `width` is that of the
@@ -43,7 +43,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Trace(Maps):
+class PictureTrace(Maps):
     """One run of the model: logits (..., classes), and the arrays of its attention maps.
 
     `q`, `k`, `v` hold per layer an array (..., h, n, d); `lse` per layer (..., h, n); `x` the
@@ -80,7 +80,7 @@ class ExampleViT:
     (True, (20, 4, 37, 37))
     """
 
-    def __init__(self, config: Config, weights: Mapping[str, Floats]):
+    def __init__(self, config: ViTConfig, weights: Mapping[str, Floats]):
         self.config = config
         self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
 
@@ -93,7 +93,7 @@ class ExampleViT:
     def from_safetensors(cls, data: bytes) -> Self:
         """Load a model from the bytes of a safetensors file."""
         config, weights = blocks.read(data)
-        return cls(Config(**config), weights)
+        return cls(ViTConfig(**config), weights)
 
     def to_safetensors(self) -> bytes:
         """Return the bytes of a safetensors file in float16.
@@ -107,7 +107,7 @@ class ExampleViT:
         """Number of learned parameters."""
         return sum(array.size for array in self._weights.values())
 
-    def run(self, pictures: ArrayLike) -> Trace:
+    def run(self, pictures: ArrayLike) -> PictureTrace:
         """Run the model on pictures (..., side, side) in grey, from 0 (black) to 1 (white)."""
         pixels = self._check(pictures)
         config, w = self.config, self._weights
@@ -123,7 +123,7 @@ class ExampleViT:
             x = blocks.after(x, recorded[-1].out, of)
         logits = blocks.rms_norm(x[..., 0, :], w["norm"]) @ w["classes"]
         q, k, v, lse, xs, outs = zip(*recorded, strict=True)
-        return Trace(logits, q, k, v, lse, xs, outs, scale)
+        return PictureTrace(logits, q, k, v, lse, xs, outs, scale)
 
     def _check(self, pictures: ArrayLike) -> Floats:
         pixels, side = np.asarray(pictures), self.config.side

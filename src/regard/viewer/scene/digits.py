@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.interpret.capture.grids import PatchGrid
-from regard.interpret.examplemodel.vit import ExampleViT, Trace, held_out
+from regard.interpret.examplemodel.vit import ExampleViT, PictureTrace, held_out
 from regard.ops.normalization import problem_from
 from regard.runtime.forks import cached_property
 from regard.viewer.scene.running import Expected, HeadLosses, Heads, Predicts, Replacement
@@ -140,13 +140,13 @@ def encoded(pixels: Pixels) -> str:
     return b64encode(pixels.tobytes()).decode("ascii")
 
 
-def _layer(trace: Trace, number: int) -> SceneLayer:
+def _layer(trace: PictureTrace, number: int) -> SceneLayer:
     q, k, v = trace.q[number], trace.k[number], trace.v[number]
     problem = problem_from(q, k, v, causal=trace.causal, scale=trace.scale)
     return SceneLayer(f"layers.{number}", problem, lse=trace.lse[number][None], number=number)
 
 
-def _opening(trace: Trace) -> Opening:
+def _opening(trace: PictureTrace) -> Opening:
     """Return the head whose class token puts most weight on one patch."""
     rows = np.stack([trace.weights(layer, rows=slice(0, 1))[:, 0, 1:] for layer in range(trace.layers)])
     layer, head, patch = (int(x) for x in np.unravel_index(rows.argmax(), rows.shape))
