@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import type { Grid } from "../src/data";
+import type { Grid, Scene } from "../src/data";
 import {
   heatPixels,
   heatSaid,
@@ -12,10 +12,12 @@ import {
   placeName,
   regionName,
   regionOf,
+  rowStarts,
   stepped,
   sumOf,
   wordsOf,
 } from "../src/numbers/grids";
+import { marksOf } from "../src/parts/gridmarks";
 
 const grid: Grid = {
   ...{ kind: "picture", side: "both", rows: 2, columns: 3, tokens: [1, 2, 3, 4, 5, -1] },
@@ -51,6 +53,14 @@ describe("a grid", () => {
   });
   it("knows the tokens that are words", () => {
     expect(wordsOf([grid], 8)).toEqual([0, 6, 7]);
+  });
+  it("begins its rows at tokens, and ends after the last", () => {
+    expect(rowStarts([grid])).toEqual([1, 4, 6]);
+    expect(rowStarts([sound])).toEqual([]);
+    const scene = (side: Grid["side"]) => ({ grids: [{ ...grid, side }] }) as unknown as Scene;
+    expect(marksOf(scene("keys"))).toEqual({ key: [1, 4, 6], query: [] });
+    expect(marksOf(scene("both")).query).toEqual([1, 4, 6]);
+    expect(marksOf({} as Scene)).toEqual({ key: [], query: [] });
   });
   it("marks moments of a sound at round numbers", () => {
     expect(moments(2, 5)).toEqual([0, 0.5, 1, 1.5, 2]);

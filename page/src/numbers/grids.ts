@@ -113,3 +113,13 @@ export function heatSaid(grid: Grid, heat: Float32Array): string {
   const told = heaviest(heat, 3).map((patch) => `${placeName(grid, patch)} (${figure(heat[patch], 2)})`);
   return told.length ? `Most on ${told.join(", ")}.` : "Nothing on it.";
 }
+
+/** The tokens at which rows of pictures begin, and those after which they end. */
+export function rowStarts(grids: readonly Grid[]): number[] {
+  const starts = grids.flatMap(({ rows, columns, tokens }) => {
+    if (rows < 2) return [];
+    const firsts = Array.from({ length: rows }, (_, r) => tokens[r * columns]).filter((token) => token >= 0);
+    return [...firsts, Math.max(...tokens) + 1];
+  });
+  return [...new Set(starts)].sort((a, b) => a - b);
+}

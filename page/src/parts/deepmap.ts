@@ -9,6 +9,7 @@ import { perPixel, tileBlock } from "../numbers/levels";
 import { CELL, TOKEN, type Pointed } from "./lit";
 import type { Picture, Pixels } from "./pictures";
 import { PointerTag } from "./pointertag";
+import { drawMarks, type GridMarks } from "./gridmarks";
 import { drawRuler } from "./rulers";
 import { SinkColumn } from "./sinkcolumn";
 import { cellWidth, stageOf, WIDEST_CELL } from "./stage";
@@ -21,6 +22,8 @@ export interface Cell {
 export interface DeepMapOptions {
   label: string;
   minimap: boolean;
+  /** Where rows of pictures begin among the tokens. */
+  marks?: GridMarks;
   /** The cell under the pointer or the crosshair; null when there is none. */
   onPoint(cell: Cell | null): void;
   /** A cell was chosen. */
@@ -472,6 +475,9 @@ export class DeepMap {
     ];
     this.stage.classList.toggle("all", Math.max(-axes.x, -axes.y, ...ends) < 1);
     const context = fitted(this.overlay);
+    const { marks } = this.options;
+    if (marks)
+      drawMarks(context, axes, marks, this.picture.info, getComputedStyle(this.overlay).getPropertyValue("--cross"));
     if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
     if (this.chosen) this.outline(context, axes, this.chosen, true);
     if (this.pointed) this.outline(context, axes, this.pointed, false);

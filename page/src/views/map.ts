@@ -1,6 +1,7 @@
 import { h, s } from "../dom";
 import { figure } from "../numbers/format";
 import { DeepMap, type Cell } from "../parts/deepmap";
+import { marksOf } from "../parts/gridmarks";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { HeadPicture } from "../parts/pictures";
@@ -132,6 +133,7 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const map = new DeepMap({
     label: "Map of the weights of a head. Arrow keys move the chosen pair, plus and minus zoom, zero shows all.",
     minimap: true,
+    marks: marksOf(context.scene),
     onPoint: (cell) => describe(cell ?? chosen(context), false),
     onPick: (cell) => store.set(cell),
     onMove: (moved) => {
