@@ -1,6 +1,5 @@
 /** What the page knows, asked from a source once and kept within bounds. */
 
-import { fromHalf } from "./numbers/half";
 import type { Pyramid } from "./numbers/levels";
 import { Recent } from "./recent";
 import type { Numbers, Source } from "./source/source";
@@ -315,7 +314,7 @@ const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: 
 
 const peakName = ({ scene, layer, head }: HeadAt, i: number): string => `${scene}/${layer}/${head}/${i}`;
 
-/** Weights of all heads on patches that are asked for as text: of more, half floats are. */
+/** Weights of all heads on patches that are asked for as text: of more, numbers are. */
 const MOST_PLAIN = 2 ** 17;
 
 const weightsOf = (weights: readonly (number | null)[]): Float32Array =>
@@ -526,10 +525,10 @@ export class Data {
       const answer = await this.json<{ layers: (number | null)[][][] }>(path(scene, "heat", query));
       return answer.layers.map((of) => of.map(weightsOf));
     }
-    const { bits } = await this.halves(path(scene, "heat", [...query, "numbers=f16"]));
+    const weights = await this.floats(path(scene, "heat", [...query, "numbers=f32"]));
     let head = 0;
     return layers.map((layer) =>
-      Array.from({ length: layer.heads }, () => fromHalf(bits.slice(head++ * patches, head * patches))),
+      Array.from({ length: layer.heads }, () => weights.slice(head++ * patches, head * patches)),
     );
   }
 

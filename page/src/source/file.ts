@@ -1,5 +1,5 @@
 import type { Earlier, Heads, Layer, Profile, Scene, Scenes, Settings, TokenRow, Words } from "../data";
-import { fromHalf, toHalf } from "../numbers/half";
+import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { sinkShare } from "../numbers/sinks";
 import { earlierOf } from "./earlier";
@@ -129,7 +129,7 @@ export class FileSource implements Source {
     }
     if (what === "heat") {
       const { layers: all } = (await this.json(path)) as Heats;
-      return Uint16Array.from(all.flat(2), (weight) => toHalf(weight ?? NaN)).buffer;
+      return Float32Array.from(all.flat(2), (weight) => weight ?? NaN).buffer;
     }
     const name = `${scene}/${layer}/${head}`;
     const weights = this.weights(name);
