@@ -10,6 +10,7 @@ import {
   patchAt,
   patchOf,
   placeName,
+  pooled,
   regionName,
   regionOf,
   rowStarts,
@@ -78,6 +79,13 @@ describe("heat", () => {
     expect([...over].slice(0, 3).map((x) => x >>> 24)).toEqual([51, 199, 88]);
     expect([...alone].slice(0, 5).every((x) => x >>> 24 === 255)).toBe(true);
     expect(alone[1] & 0xffffff).toBe(0x25e7fd); // the end of viridis
+  });
+  it("loses no weight in a small picture", () => {
+    expect(pooled(grid, heat, 3)).toEqual({ grid, heat });
+    const { grid: small, heat: largest } = pooled(grid, heat, 2);
+    expect([small.rows, small.columns]).toEqual([1, 2]);
+    expect([...largest]).toEqual([1, 0.25]);
+    expect(pooled(grid, new Float32Array(6).fill(NaN), 1).heat).toEqual(Float32Array.of(NaN));
   });
   it("is said in words", () => {
     expect(heatSaid(grid, heat)).toBe("Most on row 1, column 2 (1), row 1, column 3 (0.25).");

@@ -86,6 +86,20 @@ export function sumOf(all: readonly Float32Array[]): Float32Array {
 /** The largest weight on a patch; 0 where there is none. */
 export const largestOf = (heat: Float32Array): number => heat.reduce((most, x) => (x > most ? x : most), 0);
 
+/** Weights on so many rows and columns at most, each the largest of its patches: none is lost in a small picture. */
+export function pooled(grid: Grid, heat: Float32Array, most: number): { grid: Grid; heat: Float32Array } {
+  const by = Math.ceil(Math.max(grid.rows, grid.columns) / most);
+  if (by < 2) return { grid, heat };
+  const [rows, columns] = [Math.ceil(grid.rows / by), Math.ceil(grid.columns / by)];
+  const made = new Float32Array(rows * columns).fill(NaN);
+  heat.forEach((weight, p) => {
+    const [row, column] = [Math.floor(p / grid.columns), p % grid.columns];
+    const at = Math.floor(row / by) * columns + Math.floor(column / by);
+    if (!(made[at] >= weight)) made[at] = Number.isNaN(weight) ? made[at] : weight;
+  });
+  return { grid: { ...grid, rows, columns }, heat: made };
+}
+
 /** The heaviest patches, in falling order. */
 export const heaviest = (heat: Float32Array, most: number): number[] =>
   Array.from(heat.keys())

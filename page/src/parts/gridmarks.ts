@@ -28,6 +28,8 @@ export function drawMarks(
   const close = key.some((token, k) => k > 0 && (token - key[k - 1]) * axes.step < APART);
   if (close) return;
   context.fillStyle = colour;
+  context.globalAlpha = 0.5;
   for (const token of key) context.fillRect(axes.x + token * axes.step - 0.5, axes.y, 1, n_q * axes.step);
   for (const token of query) context.fillRect(axes.x, axes.y + token * axes.step - 0.5, n_k * axes.step, 1);
+  context.globalAlpha = 1;
 }

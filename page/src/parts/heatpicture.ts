@@ -3,7 +3,7 @@
 import type { Grid } from "../data";
 import { fitted, h, perFrame } from "../dom";
 import type { ScaleName, Tone } from "../numbers/colour";
-import { heatPixels, moments, patchAt, regionOf, secondsText, stepped } from "../numbers/grids";
+import { heatPixels, moments, patchAt, pooled, regionOf, secondsText, stepped } from "../numbers/grids";
 
 export interface HeatLook {
   tone: Tone;
@@ -53,7 +53,8 @@ export function heatThumb(heat: Heat, wide: number): HTMLCanvasElement {
   const high = Math.max(8, Math.round(wide / aspectOf(heat.grid)));
   const canvas = h("canvas", { width: wide, height: high, "aria-hidden": "true" });
   const context = canvas.getContext("2d");
-  if (context) paintHeat(context, heat, wide, high);
+  const { grid, heat: weights } = pooled(heat.grid, heat.weights ?? new Float32Array(0), wide / 2);
+  if (context) paintHeat(context, { ...heat, grid, weights }, wide, high);
   return canvas;
 }
 
