@@ -12,7 +12,7 @@ import { toneChoice } from "../parts/mapcontrols";
 import { picturePad } from "../parts/picturepad";
 import { orRefused, Refused } from "../source/source";
 import type { State } from "../state";
-import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, onWords, titleOf } from "./pictured";
+import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, numberOf, onWords, titleOf } from "./pictured";
 import { chosen, latest, layerOf, touches, type Context, type MakeView, type View } from "./view";
 
 export const onPictureView: MakeView = (context) => new OnPicture(context);
@@ -130,7 +130,7 @@ class OnPicture implements View {
         choice(
           "Picture",
           grids.map((_, k) => [String(k), String(k + 1)] as const),
-          String(grids.indexOf(grid)),
+          String(numberOf(this.context)),
           (to) => store.set({ grid: Number(to) }),
         ),
       toneChoice(store),

@@ -4,15 +4,22 @@ import type { Grid } from "../data";
 import { regionName, sumOf } from "../numbers/grids";
 import { chosenOf, shownOf, type Chosen } from "../numbers/heats";
 import type { HeatLook } from "../parts/heatpicture";
+import { inside } from "../numbers/windows";
 import type { State } from "../state";
-import { chosen, headAt, headName, named, type Context } from "./view";
+import { chosen, headAt, headName, layerOf, named, sameTokens, type Context } from "./view";
 
 /** Colours of heat: unless others were chosen, some that are told from a picture in grey. */
 export const heatLook = ({ scale, tone }: State): HeatLook => ({ scale: scale === "auto" ? "viridis" : scale, tone });
 
-/** The picture that is shown, none in a text without one. */
-export const gridOf = ({ scene, store }: Pick<Context, "scene" | "store">): Grid | undefined =>
-  scene.grids?.[store.state.grid] ?? scene.grids?.[0];
+/** The number of the picture that is shown. */
+export const numberOf = ({ scene, store }: Pick<Context, "scene" | "store">): number =>
+  inside(store.state.grid, scene.grids?.length ?? 1);
+
+/** The picture that is shown, none in a text without one. Queries after a cache are none of its tokens. */
+export function gridOf(context: Context): Grid | undefined {
+  const grid = context.scene.grids?.[numberOf(context)];
+  return grid && { ...grid, side: sameTokens(layerOf(context)) ? grid.side : "keys" };
+}
 
 /** What is chosen on a picture. */
 export function chosenOn(context: Context, grid: Grid): Chosen {
@@ -23,7 +30,7 @@ export function chosenOn(context: Context, grid: Grid): Chosen {
 /** The weights of all heads on the patches; null where those that look have none. */
 export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chosen): Promise<Float32Array[][] | null> {
   const { data, store, scene } = context;
-  const number = Math.max(0, scene.grids?.indexOf(grid) ?? 0);
+  const number = numberOf(context);
   if (!by) return data.heat(scene, store.state.scene, { token: tokens[0], side: "row", grid: number });
   if (grid.side === "keys") return null;
   const all = await Promise.all(
@@ -34,10 +41,9 @@ export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chos
 
 /** The weights that are shown large; null where those that look have no patches. */
 export async function heatOf(context: Context, grid: Grid, at: Chosen): Promise<Float32Array | null> {
-  const { data, store, scene } = context;
+  const { data, store } = context;
   const { state } = store;
-  if (state.heat === "rollout" && !at.by)
-    return data.rollout(state.scene, at.tokens[0], Math.max(0, scene.grids?.indexOf(grid) ?? 0));
+  if (state.heat === "rollout" && !at.by) return data.rollout(state.scene, at.tokens[0], numberOf(context));
   const heads = await heatsOf(context, grid, at);
   return heads && shownOf(heads, state);
 }
