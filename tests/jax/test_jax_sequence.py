@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_inside_of_shard_map(devices: int, way: str, check_vma: bool) -> None:
     same(in_shard_map(mesh, check_vma, *arrays, **WAYS[way]), results(*arrays, **WAYS[way]))
 
 
+def test_shard_map_outside_of_jit() -> None:
+    q, k, v = (x[:, :256] for x in operands()[:3])
+    call = partial(regard.jax.context_parallel_attention, axis_name="s", causal=True)
+    mesh, spec = mesh_of(AxisType.Auto, s=2), P(None, "s")
+    same(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)(q, k, v), regard.attention(q, k, v, causal=True))
+
+
 def test_rounded_outputs_inside_of_shard_map() -> None:
     arrays = operands(jnp.bfloat16)
     same(in_shard_map(mesh_of(AxisType.Auto, s=2), True, *arrays, causal=True), results(*arrays, causal=True))
@@ -264,6 +272,9 @@ def test_errors_inside_of_shard_map() -> None:
         of(bias=jnp.zeros((32, 32)))(q, k, v)
     with pytest.raises(ValueError, match="has gradients of query, sink, key, value, not of bias"):
         jax.grad(lambda bias: of(bias=bias)(q, k, v).sum())(jnp.zeros((64, 64)))
+    gradient = jax.grad(lambda q: (of()(q, k, v) ** 2).sum())
+    with pytest.raises(ValueError, match="context_parallel_attention has no second derivative"):
+        jax.grad(lambda q: gradient(q).sum())(q)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(of(), (q, k, v), (q, k, v))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def forward(where: ShardMapAxes, task: PrimitiveTask, *primals: Any) -> Any:
             )
     operands = [x.value for x in primals]
     low = operands[0].dtype.itemsize == 2
-    every = where.compute(replace(task, call=replace(task.call, low=low)), operands)
+    every = once(where, replace(task, call=replace(task.call, low=low)), *operands)
     return every[: len(task.results)], (operands, every)
 
 
@@ -83,9 +83,16 @@ def backward(where: ShardMapAxes, task: PrimitiveTask, saved: Any, cotangents: S
     x = {**task.named(operands), **dict(zip(names, every, strict=True)), **ct}
     wrt = tuple((name, ()) for name in task.operands if name in TRAINED)
     back = replace(task, kind="backward", operands=tuple(x), axes=((),) * len(x), wrt=wrt)
-    gradients = dict(zip((name for name, _ in wrt), where.compute(back, list(x.values())), strict=True))
+    gradients = dict(zip((name for name, _ in wrt), once(where, back, *x.values()), strict=True))
     return tuple(gradients.get(name) for name in task.operands)
 
 
-spread_forward = jax.custom_vjp(primal, nondiff_argnums=(0, 1))
-spread_forward.defvjp(forward, backward, symbolic_zeros=True)
+def no_second_derivative(*_: Any) -> NoReturn:
+    raise ValueError("context_parallel_attention has no second derivative; regard.attention of sharded arrays has")
+
+
+differentiable = jax.custom_vjp(primal, nondiff_argnums=(0, 1))
+differentiable.defvjp(forward, backward, symbolic_zeros=True)
+spread_forward = jax.jit(differentiable, static_argnums=(0, 1))  # outside of jit shard_map has no symbolic zeros
+once = jax.custom_jvp(primal, nondiff_argnums=(0, 1))  # inside of a derivative
+once.defjvp(no_second_derivative)
