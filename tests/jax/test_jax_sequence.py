@@ -169,7 +169,12 @@ def test_what_needs_whole_sequences() -> None:
     with pytest.warns(regard.RegardWarning, match=warns.format("the gradient of score.table0")):
         found = jax.jit(table)(slopes, *spread)
     np.testing.assert_allclose(found, table(slopes, *arrays), rtol=1e-4)
-    for function, reason in ((forward_mode, "forward mode"), (others, "the statistic 'received'")):
+
+    def heads(q: Any, k: Any, v: Any) -> Any:
+        return jax.vmap(lambda *x: regard.attention(*x, causal=True))(q[:2], k, v)
+
+    kinds = (forward_mode, "forward mode"), (others, "the statistic 'received'"), (heads, "vmap")
+    for function, reason in kinds:
         with pytest.warns(regard.RegardWarning, match=warns.format(f"{reason}.*")):
             found = jax.jit(function)(*spread)
         same(found, function(*arrays))

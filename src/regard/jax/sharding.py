@@ -210,10 +210,9 @@ def warn_of_gathering(task: PrimitiveTask, operands: Sequence[Any]) -> None:
     reason = refusal(task)
     if reason is None:
         return
-    for name, x in task.named(operands).items():
-        dim = sequence_dim(task, name, len(x.shape)) if name in ("query", "key", "value") and not task.sizes else None
+    for factors, x in zip(axes_of(task, operands, typed=True).operands, operands, strict=True):
         spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()
-        if dim is not None and dim < len(spec) and spec[dim]:
+        if any(axes and factor == SEQUENCE for factor, axes in zip(factors, spec, strict=False)):
             warn_once(f"a sequence that is sharded is gathered on every device: {reason} needs it whole")
             return
 
