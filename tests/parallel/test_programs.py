@@ -17,7 +17,7 @@ from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
 from regard.parallel import programs, sight, together
 from regard.parallel.dealing import Deal
-from regard.parallel.gradients import Direction, RankGradients
+from regard.parallel.gradients import GradientDirection, RankGradients
 from regard.parallel.pipeline import pipeline_of
 from regard.parallel.programs import Rank
 from regard.parallel.sight import sight_of
@@ -98,12 +98,12 @@ class AllRanks:
         every = [replace(g, query=dq) for (dq, _), g in zip(queries, others, strict=True)]
         return self.whole_differential(every)
 
-    def gradients(self, outputs: Outputs, ct: Outputs, along: Direction | None = None) -> Differential:
+    def gradients(self, outputs: Outputs, ct: Outputs, along: GradientDirection | None = None) -> Differential:
         """All gradients in one pass, or their tangents."""
         plan, directions = pipeline_of(self.p, self.rows, self.keys), [None] * len(self.ranks)
         if along is not None:
             parts = self.differentials(along.t), self.outputs(along.outputs), self.outputs(along.ct)
-            directions = [Direction(*x) for x in zip(*parts, strict=True)]
+            directions = [GradientDirection(*x) for x in zip(*parts, strict=True)]
         known = zip(self.ranks, self.outputs(outputs), self.outputs(ct), directions, strict=True)
         every = [
             RankGradients.of(self.p, self.engine, plan, x.rank, (x.query, x.key, x.value), *own) for x, *own in known
@@ -247,7 +247,7 @@ def test_tangents(name: str, dtype: str, deal: str, engine: str) -> None:
     ranks, (_, d) = AllRanks(p, own, deal), own.jvp(p, t, outputs)
     same("tangent of ", ranks.tangent(outputs, t), d, ("out", "lse", "entropy"))
     g = own.backward_jvp(p, outputs, ct, t, d, d_ct)
-    got = ranks.gradients(outputs, ct, Direction(t, d, d_ct))
+    got = ranks.gradients(outputs, ct, GradientDirection(t, d, d_ct))
     same("tangent of d", got, g, (*OPERANDS, "bias", "sink"))
     for table, x in g.tables.items():
         np.testing.assert_allclose(got.tables[table], x, rtol=1e-3)

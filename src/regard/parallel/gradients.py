@@ -1,4 +1,4 @@
-"""Gradients of all inputs, or their tangents, on one rank: the tasks of a `Pipeline` in turn.
+"""Gradients of all inputs, or their tangents, on one rank: the tasks of a `GradientPipeline` in turn.
 
 Results are those of one process to the bit, except for gradients of tables: those of ranks are added in their order.
 Gradients of bias, sink and tables are whole on every rank, as these inputs are.
@@ -14,7 +14,7 @@ import numpy as np
 from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, collapse
 from regard.engines import Engine
 from regard.parallel.dealing import Deal
-from regard.parallel.pipeline import Move, Pipeline, Task
+from regard.parallel.pipeline import GradientPipeline, Move, RankTask
 from regard.parallel.programs import Form, Transfer, bias_part, columns, outputs_of, part_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,7 +24,7 @@ Transfers = Generator[Transfer, Mapping[int, Sequence[Array]], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class GradientDirection:
     """A direction of the inputs, along which gradients change.
 
     t: tangents of the inputs; those of query, key and value have the rows of a rank. outputs: the tangents of outputs
@@ -46,16 +46,16 @@ class RankGradients:
 
     whole: Problem
     engine: Engine
-    plan: Pipeline
+    plan: GradientPipeline
     rank: int
     rows: Mapping[str, Array]
     keys: Mapping[str, Array]
-    along: Direction | None = None
+    along: GradientDirection | None = None
 
     @classmethod
     def of(
-        cls, whole: Problem, engine: Engine, plan: Pipeline, rank: int, operands: Sequence[Array],
-        outputs: Outputs, ct: Outputs, along: Direction | None = None,
+        cls, whole: Problem, engine: Engine, plan: GradientPipeline, rank: int, operands: Sequence[Array],
+        outputs: Outputs, ct: Outputs, along: GradientDirection | None = None,
     ) -> "RankGradients":  # fmt: skip
         """Return the gradients of ⟨ct, outputs⟩, or their tangents along a direction.
 
@@ -216,7 +216,7 @@ class RankTasks:
         for (name, n), a in given.items():
             into[name][..., pieces[n][at], :] = a
 
-    def compute(self, task: Task) -> None:
+    def compute(self, task: RankTask) -> None:
         """Add the gradients of a task."""
         plan, block = self.plan, self.here[task.step]
         sums = {name[1:]: block[name] for name in ("dkey", "dvalue", "dbias") if name in block}

@@ -24,7 +24,7 @@ MOVED = 1.1  # most time over the ideal, and over that of stripes, for which row
 PASSES = 2  # least steps of keys, for each rank
 
 
-class Task(NamedTuple):
+class RankTask(NamedTuple):
     """A run of rows, of those of all ranks in ascending order, and a step of keys."""
 
     run: int
@@ -44,7 +44,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pipeline:
+class GradientPipeline:
     """The tasks of all ranks.
 
     row_deal: the rows that each rank computes, in whole query blocks. runs: those of all ranks, ascending; owners:
@@ -58,10 +58,10 @@ class Pipeline:
     runs: list[range]
     owners: list[int]
     live: Array
-    slots: list[list[Task]]
+    slots: list[list[RankTask]]
     moves: list[list[Move]]
 
-    def pairs(self, task: Task) -> int:
+    def pairs(self, task: RankTask) -> int:
         return len(self.runs[task.run]) * len(self.key_steps[task.step])
 
     @property
@@ -78,7 +78,7 @@ class Pipeline:
             total += max(self.pairs(x) + (x.step in sent) * HOP * len(self.key_steps[x.step]) for x in slot)
         return total
 
-    def neighbour(self, task: Task, runs: int = 0, steps: int = 0) -> Task | None:
+    def neighbour(self, task: RankTask, runs: int = 0, steps: int = 0) -> RankTask | None:
         """Return the next task with the same keys (runs = 1 or -1), or rows (steps = 1 or -1)."""
         line, at = (self.live[:, task.step], task.run) if runs else (self.live[task.run], task.step)
         forward = runs + steps > 0
@@ -86,10 +86,10 @@ class Pipeline:
         if not len(others):
             return None
         n = int(others[0]) + at + 1 if forward else int(others[-1])
-        return Task(n, task.step) if runs else Task(task.run, n)
+        return RankTask(n, task.step) if runs else RankTask(task.run, n)
 
 
-def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
+def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> GradientPipeline:
     """Return the tasks of a whole call.
 
     Long runs of rows make ranks wait for each other, and short ones send keys many times. If another deal takes less
@@ -103,7 +103,7 @@ def pipeline_of(p: Problem, row_deal: Deal, key_deal: Deal) -> Pipeline:
     return own if own.time <= MOVED * best.time else best
 
 
-def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST) -> Pipeline:
+def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST) -> GradientPipeline:
     """Return the tasks of a call whose rows are computed as they are dealt, in whole query blocks.
 
     longest: blocks of rows of a task.
@@ -115,27 +115,27 @@ def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST)
     order = np.argsort([x.start for x in every])
     runs, live = [every[n] for n in order], sight.key_runs[order]
     owners = row_deal.owners()[order].tolist()
-    found = Pipeline(row_deal, key_deal, sight.key_steps, runs, owners, live, slots_of(live, owners), [])
+    found = GradientPipeline(row_deal, key_deal, sight.key_steps, runs, owners, live, slots_of(live, owners), [])
     found.moves.extend(moves_of(found))
     return found
 
 
-def slots_of(live: Array, owners: list[int]) -> list[list[Task]]:
+def slots_of(live: Array, owners: list[int]) -> list[list[RankTask]]:
     """Return tasks that are computed at the same time: of each rank the one that most others wait for, if any."""
     height, waits = chains(live), waiting(live)
-    ready: list[list[tuple[int, Task]]] = [[] for _ in range(max(owners, default=0) + 1)]
+    ready: list[list[tuple[int, RankTask]]] = [[] for _ in range(max(owners, default=0) + 1)]
 
-    def release(task: Task) -> None:
+    def release(task: RankTask) -> None:
         heappush(ready[owners[task.run]], (-int(height[task]), task))
 
-    for task in map(Task._make, np.argwhere(live & (waits == 0)).tolist()):
+    for task in map(RankTask._make, np.argwhere(live & (waits == 0)).tolist()):
         release(task)
-    slots: list[list[Task]] = []
+    slots: list[list[RankTask]] = []
     while any(ready):
         slots.append([heappop(tasks)[1] for tasks in ready if tasks])
         for run, step in slots[-1]:
             lower, later = np.flatnonzero(live[:run, step])[-1:], np.flatnonzero(live[run, step + 1 :])[:1] + step + 1
-            for task in (*(Task(int(n), step) for n in lower), *(Task(run, int(n)) for n in later)):
+            for task in (*(RankTask(int(n), step) for n in lower), *(RankTask(run, int(n)) for n in later)):
                 waits[task] -= 1
                 if not waits[task]:
                     release(task)
@@ -160,7 +160,7 @@ def chains(live: Array) -> Array:
     return height
 
 
-def moves_of(x: Pipeline) -> Iterator[list[Move]]:
+def moves_of(x: GradientPipeline) -> Iterator[list[Move]]:
     """Yield the moves before each slot, and those after the last."""
     ends: list[Move] = []
     for slot in x.slots:
@@ -177,6 +177,6 @@ def moves_of(x: Pipeline) -> Iterator[list[Move]]:
     yield ends
 
 
-def owners_of(x: Pipeline, step: int) -> list[int]:
+def owners_of(x: GradientPipeline, step: int) -> list[int]:
     """Return the ranks that have keys of a step."""
     return [rank for rank in range(x.key_deal.ranks) if x.key_deal.pieces(rank, x.key_steps[step])]

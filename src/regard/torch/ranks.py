@@ -19,8 +19,8 @@ from regard.core.problem import Differential, Outputs, Problem
 from regard.core.tensors import NUMPY, tensor
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
-from regard.parallel.gradients import Direction, RankGradients
-from regard.parallel.pipeline import Pipeline, pipeline_of
+from regard.parallel.gradients import GradientDirection, RankGradients
+from regard.parallel.pipeline import GradientPipeline, pipeline_of
 from regard.parallel.programs import Rank, Transfer, check_lse
 from regard.parallel.sight import sight_of
 from regard.rules import Program
@@ -54,7 +54,7 @@ def rank_call(cp: "ContextParallel", arguments: "TensorArguments", engine: str |
     floats, others = arguments.floats, arguments.others
     inputs = (*floats.values(), *others.values())
     low = keeps_low(*floats.values())
-    ranks = Ranks(cp)
+    ranks = RankCalls(cp)
     call = TensorCall(arguments.options, tuple(floats), tuple(others), engine, low=low, ranks=ranks)
     # What a transform wraps is not compared: it cannot be read.
     known = [values(x) if concrete(x) else unread(x) for x in inputs]
@@ -69,7 +69,7 @@ def unread(x: torch.Tensor) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class RankCalls:
     """Makes `RankCall`s, for a `TensorCall`."""
 
     cp: "ContextParallel"
@@ -148,7 +148,7 @@ class RankEngine:
         self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
     ) -> Differential:
         self.agree("backward_jvp", outputs, (given(ct), given(t), given(d_ct)))
-        return self.gradients(p, outputs, ct, Direction(t, d_outputs, d_ct))
+        return self.gradients(p, outputs, ct, GradientDirection(t, d_outputs, d_ct))
 
     def jvp(self, p: Problem, t: Differential, outputs: Outputs) -> tuple[Outputs, Outputs]:
         self.agree("jvp", outputs, given(t))
@@ -157,8 +157,10 @@ class RankEngine:
     def jvp_jvp(self, *args: Any) -> Outputs:
         raise NotImplementedError("regard.attention inside of context_parallel has no second forward mode")
 
-    def gradients(self, p: Problem, outputs: Outputs, ct: Outputs, along: Direction | None = None) -> Differential:
-        plan: Pipeline = self.planned(p, pipeline_of)
+    def gradients(
+        self, p: Problem, outputs: Outputs, ct: Outputs, along: GradientDirection | None = None
+    ) -> Differential:
+        plan: GradientPipeline = self.planned(p, pipeline_of)
         program = RankGradients.of(p, self.local, plan, self.cp.rank, self.operands, outputs, ct, along)
         g: Differential = self.cp.run(program.run(self.cp.deal))
         return g
