@@ -209,7 +209,7 @@ KINDS = [(name, "float32") for name in WAYS] + [
 
 
 @ENGINES
-@pytest.mark.parametrize("deal", ["3 stripes", "4 odd stripes", "5 uneven"])
+@pytest.mark.parametrize("deal", ["3 stripes", "4 odd stripes", "5 uneven", "8 stripes"])
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_long_calls(name: str, dtype: str, deal: str, engine: str) -> None:
     """Over several steps of keys and of rows, which begin within shards."""
