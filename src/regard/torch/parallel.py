@@ -188,8 +188,9 @@ class ContextParallel:
             if floats[name].ndim < 3 or floats[name].shape[axis] != rows:
                 shape = f"(..., {rows}, heads, d)" if axis == -3 else f"(..., heads, {rows}, d)"
                 raise ValueError(f"{name} must be {shape}, this rank's rows, got {tuple(floats[name].shape)}")
-        lead = torch.broadcast_shapes(*(floats[name].shape[:-3] for name in ("query", "key", "value")))
-        wide = {name: floats[name].expand(*lead, *floats[name].shape[-3:]) for name in ("query", "key", "value")}
+        operands = {name: floats[name] for name in ("query", "key", "value")}
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in operands.values()))
+        wide = {name: x.expand(*lead, *x.shape[-3:]) for name, x in operands.items() if x.shape[:-3] != lead}
         return rank_call(self, replace(arguments, floats=floats | wide).ready(), engine)
 
     def agreed(self, prepare: Callable[[], T], header: Callable[[T], Mapping[str, Any]]) -> T:
