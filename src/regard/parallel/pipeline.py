@@ -21,7 +21,8 @@ LONGEST = 2  # blocks of rows of a task, for which rows are computed where they 
 STRIPES = 2, 3, 4  # blocks of rows of the stripes that are tried
 HOP = 120  # rows whose products with some keys take as long as sending these with their sums
 MOVED = 1.1  # most time over the ideal, and over that of stripes, for which rows are computed where they are
-PASSES = 2  # least steps of keys, for each rank
+PASSES = 3  # least steps of keys, for each rank
+TOGETHER = 1.5  # steps of keys, for each rank, that pass by together
 
 
 class RankTask(NamedTuple):
@@ -121,18 +122,21 @@ def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST)
 
 
 def slots_of(live: Array, owners: list[int]) -> list[list[RankTask]]:
-    """Return tasks that are computed at the same time: of each rank the one that most others wait for, if any."""
-    height, waits = chains(live), waiting(live)
-    ready: list[list[tuple[int, RankTask]]] = [[] for _ in range(max(owners, default=0) + 1)]
+    """Return tasks that are computed at the same time: of each rank the one that most others wait for, if any.
+
+    Tasks of some steps come before those of others, or keys would wait at a rank that is ahead of the next.
+    """
+    height, waits, ranks = chains(live), waiting(live), max(owners, default=0) + 1
+    ready: list[list[tuple[int, int, RankTask]]] = [[] for _ in range(ranks)]
 
     def release(task: RankTask) -> None:
-        heappush(ready[owners[task.run]], (-int(height[task]), task))
+        heappush(ready[owners[task.run]], (int(task.step / (TOGETHER * ranks)), -int(height[task]), task))
 
     for task in map(RankTask._make, np.argwhere(live & (waits == 0)).tolist()):
         release(task)
     slots: list[list[RankTask]] = []
     while any(ready):
-        slots.append([heappop(tasks)[1] for tasks in ready if tasks])
+        slots.append([heappop(tasks)[-1] for tasks in ready if tasks])
         for run, step in slots[-1]:
             lower, later = np.flatnonzero(live[:run, step])[-1:], np.flatnonzero(live[run, step + 1 :])[:1] + step + 1
             for task in (*(RankTask(int(n), step) for n in lower), *(RankTask(run, int(n)) for n in later)):

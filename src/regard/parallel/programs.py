@@ -3,6 +3,7 @@
 Forward and the gradient of the query: a rank's queries stay, and the keys and values that they see pass by in ascending
 steps of whole key splits. Gradients of key and value: a rank's keys stay, and the queries that see them pass by with
 their outputs, in descending steps of whole query blocks. Both are the orders of one process, so the bits are too.
+`gradients` computes all of them at once.
 """
 
 from collections.abc import Generator, Mapping, Sequence
