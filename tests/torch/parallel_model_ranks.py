@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 import regard.torch
@@ -94,6 +95,13 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return regard.attention(x, x, x, causal=True)
 
 
+def counted(x: torch.Tensor) -> torch.Tensor:
+    with FlopCounterMode(display=False) as counter:
+        out = attend(x)
+    assert counter.get_total_flops()
+    return out
+
+
 def plain_sdpa(x: torch.Tensor) -> torch.Tensor:
     return sdpa(x, is_causal=True)
 
@@ -138,6 +146,9 @@ WAYS: dict[str, Way] = {
     "torch.compile, sdpa": compiled(plain_sdpa),
     "torch.compile, fullgraph": compiled(attend, fullgraph=True),
     "vmap": lambda _, x: torch.vmap(attend)(x),
+    "torch.func.jvp": lambda _, x: torch.func.jvp(attend, (x,), (x,))[1],
+    "torch.func.grad": lambda _, x: torch.func.grad(lambda y: regard.attention(y, x, x, causal=True).square().sum())(x),
+    "FlopCounterMode": lambda _, x: counted(x),
     "keys of another length": lambda _, x: regard.attention(x, x[:, :, :100], x[:, :, :100]),
     "a decode step": lambda _, x: regard.attention(x[:, :, :1], x, x),
 }
