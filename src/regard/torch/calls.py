@@ -58,7 +58,7 @@ class TensorCall:
     low: bool = False
     cached: Any = None
     shared: "SharedCall | None" = None
-    ranks: "Ranks | None" = None
+    ranks: "RankCallMaker | None" = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:
@@ -225,7 +225,7 @@ def bound(call: TensorCall, given: dict[Any, Array]) -> tuple[dict[str, Any], di
     return options, tables
 
 
-class Ranks(Protocol):
+class RankCallMaker(Protocol):
     """Makes calls of one rank of several."""
 
     def on(self, call: TensorCall, arrays: Sequence[Array], function: str) -> ArrayCall: ...
