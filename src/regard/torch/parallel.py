@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from regard.core import checks
+from regard.core.problem import KEY_STEP
 from regard.core.statistics import ENTROPY, LSE
 from regard.core.tensors import array
 from regard.ops.normalization import problem_from
@@ -181,6 +182,9 @@ class ContextParallel:
             raise ValueError(f"{WHOLE} cannot be in vmap: give the batch as leading dimensions")
         if (offset := options.get("offset")) is not None and bool((torch.as_tensor(offset) != 0).any()):
             raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={offset}")
+        origin = options.get("origin") or (0, 0, 0)
+        if origin[2] % KEY_STEP:  # engines add keys together from there on
+            raise ValueError(f"{WHOLE} needs an origin whose keys begin at a multiple of {KEY_STEP:,}, got {origin}")
         arguments = TensorArguments.of(query, key, value, options, observe)
         axis = -3 if arguments.options["layout"] == "bnhd" else -2
         floats, rows = arguments.floats, self.deal.size(self.rank)
