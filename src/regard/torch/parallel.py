@@ -1,7 +1,7 @@
 """A sequence spread over the processes of a device mesh, with the bits of one process.
 
-Each process runs the program of its rank (`regard.parallel`); an exchange is one all-to-all of bytes, which gloo and
-nccl have alike. Before each call all ranks compare a digest of what they were asked. Derivatives are in `ranks.py`.
+Each process runs the program of its rank (`regard.parallel`); an exchange is one all-to-all of bytes in host memory, by
+gloo. Before each call all ranks compare a digest of what they were asked. Derivatives are in `ranks.py`.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -86,6 +86,10 @@ def context_parallel(
         group = mesh.get_group()
     else:
         raise TypeError(f'mesh must be a DeviceMesh of one dimension, such as mesh["cp"], got {checks.shown(mesh)}')
+    if dist.get_backend(group) == "nccl":
+        raise ValueError(
+            'mesh must be of a backend that sends host memory, such as "gloo" or "cpu:gloo,cuda:nccl", got nccl'
+        )
     if watching():
         raise ValueError("context_parallel cannot be inside of another one, or of regard.capture")
     cp = ContextParallel(group, {"causal": causal, "mask": mask}, deal)
