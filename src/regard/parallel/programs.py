@@ -1,9 +1,7 @@
-"""What one rank computes, and the rows that it asks for.
+"""What one rank computes forward, and the rows that it asks for.
 
-Forward and the gradient of the query: a rank's queries stay, and the keys and values that they see pass by in ascending
-steps of whole key splits. Gradients of key and value: a rank's keys stay, and the queries that see them pass by with
-their outputs, in descending steps of whole query blocks. Both are the orders of one process, so the bits are too.
-`gradients` computes all of them at once.
+Its queries stay, and the keys and values that they see pass by in ascending steps of whole key splits. That is the
+order of one process, so the bits are too. Gradients are in `gradients`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -12,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.core.problem import ROW_STEP, CallPart, Carried, Differential, Outputs, Problem
+from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem
 from regard.engines import Engine
 from regard.engines.normalized import too_large
-from regard.parallel.dealing import Deal, steps
+from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, Sight
 from regard.rules import rebuild
 
@@ -87,23 +85,6 @@ class Rank:
         yield from self._queries(compute)
         return Outputs(out, lse, entropy, rest)
 
-    def query_gradient(self, outputs: Outputs, ct: Outputs) -> Program:
-        """Return the gradient of the query, and the rows (..., h, n) whose sum is that of the sink, if there is one."""
-        p, n = self.whole, self.sight.row_deal.size(self.rank)
-        dq = np.empty((*p.lead, p.heads, n, p.d), p.dtype)
-        sink = None if p.sink is None else np.empty((*p.lead, p.heads, n), p.compute)
-        check_lse(outputs.lse)
-
-        def compute(run: int, own: slice, part: Problem, keys: Mapping[str, Array]) -> None:
-            g = self.engine.backward(part, _rows(outputs, own), _rows(ct, own))
-            if ends(part):
-                dq[..., own, :] = g.query
-                if sink is not None:
-                    sink[..., own] = sums_of(part)["sink"].reshape(*p.lead, p.heads, -1)
-
-        yield from self._queries(compute)
-        return dq, sink
-
     def tangent(self, outputs: Outputs, t: Differential) -> Program:
         """Return the tangents of the outputs of this rank's queries.
 
@@ -130,32 +111,6 @@ class Rank:
         moving = {f"t{name}": x for name in ("key", "value") if (x := getattr(t, name)) is not None}
         yield from self._queries(compute, moving)
         return d
-
-    def key_gradients(self, outputs: Outputs, ct: Outputs) -> Program:
-        """Return a `Differential` with the gradients of this rank's keys and values."""
-        p, sight = untrained(self.whole), self.sight
-        local = {"query": self.query, **columns("", outputs), **columns("d", ct)}
-        own_runs = np.flatnonzero(sight.key_deal.owners() == self.rank)
-        live, key_slices = sight.row_runs[own_runs], sight.key_deal.locals(self.rank)
-        n = sight.key_deal.size(self.rank)
-        dk, dv = (np.zeros((*p.lead, p.kv_heads, n, width), p.dtype) for width in (p.d, p.d_v))
-        sums: list[dict[str, Array]] = [{} for _ in own_runs]
-        row_steps = steps(p.n_q, ROW_STEP)
-        for number in range(len(row_steps) - 1, -1, -1):
-            rows = row_steps[number]
-            wanted = sight.rows[:, rows.start // TILE : -(-rows.stop // TILE)]
-            if not wanted.any():
-                continue
-            given = yield Exchange(local, sight.row_deal, rows, wanted)
-            for m in np.flatnonzero(live[:, number]).tolist():
-                first, last = not live[m, number + 1 :].any(), not live[m, :number].any()
-                part = CallPart(p.n_q, p.keys, None, Carried(first, last, sums[m]), p.bias_axes)
-                own, run = key_slices[m], sight.key_deal.runs[self.rank][m]
-                problem = part_of(p, part, rows, run, given["query"], self.key[..., own, :], self.value[..., own, :])
-                g = self.engine.backward(problem, outputs_of("", given), outputs_of("d", given))
-                if last:
-                    dk[..., own, :], dv[..., own, :] = g.key, g.value
-        return Differential(key=dk, value=dv)
 
     def _queries(self, compute: Any, moving: Mapping[str, Array] | None = None) -> Program:
         """Call `compute` with each run of queries and each step of keys that it sees, in order.
@@ -224,13 +179,6 @@ def untrained(p: Problem) -> Problem:
     return replace(p, constants=p.constants | {"bias", *p.rules.tables})
 
 
-def sums_of(p: Problem) -> dict[str, Array]:
-    """Return the sums of the rows of a part."""
-    assert p.part is not None
-    assert p.part.query is not None
-    return p.part.query.sums
-
-
 def ends(p: Problem) -> bool:
     """Return whether a part of a call is the last of its rows."""
     return p.part is not None and p.part.query is not None and p.part.query.last
@@ -251,7 +199,7 @@ def columns(prefix: str, x: Outputs) -> dict[str, Array]:
 
 
 def outputs_of(prefix: str, given: Mapping[str, Array]) -> Outputs:
-    """Return the outputs that `_columns` named."""
+    """Return the outputs that `columns` named."""
     out, low = (given.get(prefix + name) for name in ("out", "low"))
     columns = (given.get(prefix + name) for name in ("lse", "entropy"))
     lse, entropy = (None if x is None else np.ascontiguousarray(x[..., 0]) for x in columns)

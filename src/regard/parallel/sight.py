@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import KEY_STEP, ROW_STEP, Problem
+from regard.core.problem import KEY_STEP, Problem
 from regard.parallel.dealing import PASSES, Deal, steps
 from regard.rules import visible_tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TILE = 128  # positions that are sent together; divides both steps
+TILE = 128  # positions that are sent together; divides the steps of rows and keys
 BAND = 16  # row tiles that are classified together
 
 
@@ -20,8 +20,8 @@ class Sight:
 
     Tiles are TILE rows by TILE keys, cut at the ends of runs too; for all batch elements and heads together. key_steps:
     the keys that pass by together. keys: (ranks, key tiles), those that a rank's rows see. rows: (ranks, row tiles),
-    those that see a rank's keys. key_runs: (runs of rows, key steps), and row_runs: (runs of keys, row steps), True
-    where there is something to compute. tiles: (ranks, key steps), the visible tiles of a rank's rows in each step.
+    those that see a rank's keys. key_runs: (runs of rows, key steps), True where there is something to compute. tiles:
+    (ranks, key steps), the visible tiles of a rank's rows in each step.
     """
 
     row_deal: Deal
@@ -30,7 +30,6 @@ class Sight:
     keys: Array
     rows: Array
     key_runs: Array
-    row_runs: Array
     tiles: Array
 
 
@@ -53,11 +52,8 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
     (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal)
     ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
     key_steps = tuple(steps(p.n_k, KEY_STEP, passes))
-    key_starts, row_starts = ([x.start for x in y] for y in (key_steps, steps(p.n_q, ROW_STEP)))
-    key_step, row_step = (
-        np.searchsorted(starts, edges[:-1], "right") - 1
-        for starts, edges in ((key_starts, key_edges), (row_starts, row_edges))
-    )
+    key_starts = [x.start for x in key_steps]
+    key_step = np.searchsorted(key_starts, key_edges[:-1], "right") - 1
     row_owner, key_owner = row_deal.owners(), key_deal.owners()
     found = Sight(
         row_deal,
@@ -66,7 +62,6 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
         keys=np.zeros((ranks, -(-p.n_k // TILE)), bool),
         rows=np.zeros((ranks, -(-p.n_q // TILE)), bool),
         key_runs=np.zeros((len(row_owner), len(key_starts)), bool),
-        row_runs=np.zeros((len(key_owner), len(row_starts)), bool),
         tiles=np.zeros((ranks, len(key_starts)), np.int64),
     )
     if not len(row_run) or not len(key_run) or not p.batch or not p.heads:
@@ -78,7 +73,6 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
         found.keys[mine, key_tile[c]] = True
         found.rows[theirs, row_tile[r]] = True
         found.key_runs[row_run[r], key_step[c]] = True
-        found.row_runs[key_run[c], row_step[r]] = True
         np.add.at(found.tiles, (mine, key_step[c]), 1)
     return found
 
