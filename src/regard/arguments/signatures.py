@@ -41,11 +41,11 @@ class Listed(inspect.Signature):
 
 
 def listed(*functions: Any) -> None:
-    """Give functions, and the methods of classes, signatures in the form of `help`."""
+    """Give functions, and the methods of classes and their bases, signatures in the form of `help`."""
     for function in functions:
         if isinstance(function, type):
-            if function.__module__.startswith("regard"):
-                listed(*(x for x in vars(function).values() if not isinstance(x, type)))
+            own = [x for x in function.__mro__ if x.__module__.startswith("regard")]
+            listed(*(x for base in own for x in vars(base).values() if not isinstance(x, type)))
             continue
         function = getattr(function, "__func__", function)
         if inspect.isfunction(function):

@@ -28,8 +28,8 @@ def context_parallel_attention(
         key, value: the same of the keys. Shards are contiguous, in the order of devices.
         axis_name: the axis of the mesh, or several, along which the sequence is sharded.
         observe: "lse" and "entropy".
-        **options: those of `regard.attention`, except `return_weights`. Positions of rules, `offset`
-            and `origin` are those of the whole; a bias and dense masks are given whole.
+        **options: those of `regard.attention`, except `return_weights`. Positions of rules,
+            `offset` and `origin` are those of the whole; a bias and dense masks are given whole.
 
     Raises:
         ValueError: outside of `shard_map`; for other statistics and engine="xla"; for a gradient of

@@ -58,8 +58,8 @@ def context_parallel(
     keys and values travel that the rules let a rank see. All ranks have to make the same calls, and
     to call backward alike, inside of the `with`.
 
-    `F.scaled_dot_product_attention` and `flex_attention` of PyTorch are regard's inside, for the whole
-    process. What would attend to the rows of one rank alone raises.
+    `F.scaled_dot_product_attention` and `flex_attention` of PyTorch are regard's inside, for the
+    whole process. What would attend to the rows of one rank alone raises.
 
     Args:
         mesh: a one-dimensional `DeviceMesh`, such as mesh["cp"], or a process group.

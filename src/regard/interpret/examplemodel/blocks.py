@@ -1,5 +1,7 @@
 """Transformer blocks in NumPy, of which both example models are made."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
