@@ -126,7 +126,7 @@ def test_without_a_text_it_reads_tokens_that_repeat(llama: Path, capsys: pytest.
 
 def test_a_page_without_a_text_keeps_the_model(llama: Path, tmp_path: Path) -> None:
     """A model opens on a sentence, and reads what is typed; one without a tokenizer has tokens that repeat."""
-    given = {"text": None, "capture": None, "arrays": None, "dtype": None}
+    given = {"text": None, "capture": None, "arrays": None, "dtype": None, "image": None}
     scenes = command._of_page(Namespace(model=str(llama), **given), None, None, lambda stage: None)
     of_python = scenes_of(transformers.LlamaForCausalLM.from_pretrained(llama), tokenizer=tokenizer())
     for (scene,) in (scenes, of_python):
@@ -144,7 +144,7 @@ def test_a_model_that_does_not_load_is_loaded_once(
     tokenizer().save_pretrained(tmp_path)
     shutil.copy(llama / "config.json", tmp_path)
     monkeypatch.setattr(command, "_scenes", lambda *_: pytest.fail("the model was loaded twice"))
-    given = {"text": None, "capture": None, "arrays": None, "dtype": None}
+    given = {"text": None, "capture": None, "arrays": None, "dtype": None, "image": None}
     with pytest.raises(ValueError, match="has no model that transformers can load"):
         command._of_page(Namespace(model=str(tmp_path), **given), None, None, lambda stage: None)
 
