@@ -277,7 +277,7 @@ class Problem:
     def sink_gradient(self, rows: Array) -> Any:
         """Return the gradient of the sink from its parts by query, (..., h, n_q)."""
         assert self.sink is not None
-        sums = rows.reshape(self.batch, self.heads, -1).sum(axis=(0, 2))
+        sums = rows.reshape(self.batch, self.heads, rows.shape[-1]).sum(axis=(0, 2))
         return collapse(sums, self.sink.shape).astype(self.sink.dtype, copy=False)
 
     def shape(self, *tail: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Outputs, Problem, SumShapes
+from regard.core.problem import CallPart, Carried, Outputs, Problem, SumShapes, collapse
 from regard.engines import Engine, choose
 from regard.jax.task import PrimitiveTask, SequenceStep, Shape, problem, transpose
 from regard.parallel.programs import check_lse, part_of, untrained
@@ -94,9 +94,17 @@ def backward(p: Problem, engine: Engine, step: SequenceStep, x: Mapping[str, Arr
     known = outputs("")
     check_lse(known.lse)
     g = engine.backward(p, known, outputs("ct."))
-    found: dict[str, Any] = {"query": g.query, "key": g.key, "value": g.value}
+    assert p.part is not None
+
+    def own(name: str, part: Carried | None) -> Any:
+        """Return a gradient, summed in the dtype of sums over axes along which its input was broadcast."""
+        whole = getattr(g, name)
+        if part is None or whole is None or whole.shape == x[name].shape:
+            return whole
+        return collapse(part.sums[name], x[name].shape).astype(whole.dtype)
+
+    found = {"query": own("query", p.part.query), "key": own("key", p.part.key), "value": own("value", p.part.key)}
     if step.last and p.sink is not None and step.gradients == "query":
-        assert p.part is not None
         assert p.part.query is not None
         found["sink"] = p.sink_gradient(p.part.query.sums["sink"])
     return found
