@@ -93,6 +93,7 @@ def test_a_learned_sink_is_an_entry_of_its_own(tab: Tab) -> None:
     assert "a row and the learned sink sum to 1." in page.locator("p.said").inner_text()
     page.wait_for_function(COLUMN)
     page = tab.turn("view=heads&scene=arrays", READY["heads"])
+    page.locator(".card canvas").nth(1).wait_for()
     assert page.eval_on_selector_all(".card canvas", "all => all.map(one => one.width)") == [71, 71]
     page = tab.turn("view=token&scene=arrays&i=23", READY["token"])
     assert page.locator(".cell").first.inner_text().split()[-2:] == ["sink", weight_text(sink)]

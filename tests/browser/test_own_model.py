@@ -54,4 +54,4 @@ def test_an_earlier_head_is_gone_to(tab: Tab) -> None:
     layer, head = first.get_attribute("data-earlier").split("/")
     first.get_by_role("button").click()
     page.wait_for_function("at => location.hash.includes(`layer=${at[0]}&head=${at[1]}`)", arg=[layer, head])
-    assert page.locator(".earlier .help").inner_text() == UNWRITTEN["first"]
+    page.get_by_text(UNWRITTEN["first"], exact=True).wait_for()
