@@ -66,12 +66,15 @@ def test_a_saved_page_reads_what_is_drawn(tab: Tab, tmp_path: Path) -> None:
     page.wait_for_url("**scene=picture-2**")
     told = alone.post("picture/run", {"picture": "5"}).content["scene"]
     page.locator(".picture-pad .shares li", has_text=f"{100 * told['odds'][0]['probability']:.1f} %").wait_for()
+    read = page.get_by_role("button", name="Read the drawing")
+    read.click()
+    page.get_by_text("Nothing is drawn yet").wait_for()
     box = page.locator(".pad").bounding_box()
     page.mouse.move(box["x"] + 70, box["y"] + 30)
     page.mouse.down()
     page.mouse.move(box["x"] + 66, box["y"] + 100, steps=6)  # a stroke from above: 1
     page.mouse.up()
-    page.get_by_role("button", name="Read the drawing").click()
+    read.click()
     page.wait_for_url("**scene=picture-3**")
     page.wait_for_selector(".heats .thumb canvas")
     assert page.locator(".picture-pad .shares .word").first.inner_text() == "1"

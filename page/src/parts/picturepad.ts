@@ -97,7 +97,12 @@ export function picturePad(context: Context): PicturePad {
     context.run({ ...scene.settings!, picture }, "drawing").catch(failed);
   };
   const pad = new Pad();
-  const read = (): void => run(encoded(placed(ground, pad.ink(), PAD)));
+  const read = (ink = pad.ink()): void => run(encoded(placed(ground, ink, PAD)));
+  const readDrawing = (): void => {
+    const ink = pad.ink();
+    if (ink.some((x) => x > 0)) read(ink);
+    else problem.textContent = "Nothing is drawn yet: draw a digit on the grey square.";
+  };
   const open = (file: Blob | undefined): void => {
     if (!file) return;
     const take = (image: ImageBitmap): void => {
@@ -117,7 +122,7 @@ export function picturePad(context: Context): PicturePad {
     h(
       "div",
       { class: "pad-acts" },
-      h("button", { type: "button", click: read }, "Read the drawing"),
+      h("button", { type: "button", click: readDrawing }, "Read the drawing"),
       h("button", { type: "button", click: () => pad.clear() }, "Clear the pad"),
       h("button", { type: "button", "data-focus": "next", click: () => run(next) }, "Another stored picture"),
       h("button", { type: "button", click: () => file.click() }, "Open a photograph"),
