@@ -5,7 +5,8 @@ from __future__ import annotations  # so that `help` shows the names of types
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from importlib.resources import files
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,51 @@ class Maps:
         """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
         q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
         return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
+
+
+class StoredModel:
+    """A model whose weights and configuration lie in a safetensors file of the package.
+
+    _FILE: its name. _CONFIG: the dataclass of its configuration.
+    """
+
+    _FILE: ClassVar[str]
+    _CONFIG: ClassVar[type]
+
+    def __init__(self, config: Any, weights: Mapping[str, Floats]):
+        self.config = config
+        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+
+    @classmethod
+    def load(cls) -> Self:
+        """Load the float32 weights shipped in the package."""
+        return cls.from_safetensors(files(__package__).joinpath(cls._FILE).read_bytes())
+
+    @classmethod
+    def from_safetensors(cls, data: bytes) -> Self:
+        """Load a model from the bytes of a safetensors file."""
+        require("the example model", "safetensors")
+        from safetensors.numpy import load
+
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        return cls(cls._CONFIG(**json.loads(metadata["config"])), load(data))
+
+    def to_safetensors(self) -> bytes:
+        """Return the bytes of a safetensors file in float16.
+
+        The configuration is in its metadata.
+        """
+        require("the example model", "safetensors")
+        from safetensors.numpy import save
+
+        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
+        return save(weights, {"config": json.dumps(asdict(self.config))})
+
+    @property
+    def parameters(self) -> int:
+        """Number of learned parameters."""
+        return sum(array.size for array in self._weights.values())
 
 
 def layer_weights(weights: Mapping[str, Floats], layer: int) -> dict[str, Floats]:
@@ -99,22 +145,3 @@ def rms_norm(x: Floats, gain: Floats) -> Floats:
 def gelu(x: Floats) -> Floats:
     """Compute GELU in its tanh form (Hendrycks and Gimpel 2016)."""
     return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))))
-
-
-def read(data: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Return the configuration and the weights in the bytes of a safetensors file."""
-    require("the example model", "safetensors")
-    from safetensors.numpy import load
-
-    size = int.from_bytes(data[:8], "little")
-    config: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["config"])
-    return config, load(data)
-
-
-def written(config: Any, weights: Mapping[str, Floats]) -> bytes:
-    """Return the bytes of a safetensors file in float16, with the configuration, a dataclass, in its metadata."""
-    require("the example model", "safetensors")
-    from safetensors.numpy import save
-
-    halves = {name: array.astype(np.float16) for name, array in weights.items()}
-    return save(halves, {"config": json.dumps(asdict(config))})

@@ -4,15 +4,14 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments.values import integer
 from regard.interpret.examplemodel import blocks
-from regard.interpret.examplemodel.blocks import Floats, Maps
+from regard.interpret.examplemodel.blocks import Floats, Maps, StoredModel
 from regard.positions import rope
 
 Integers = NDArray[np.integer[Any]]
@@ -78,7 +77,7 @@ class Trace(Maps):
         return losses[..., 0]
 
 
-class ExampleModel:
+class ExampleModel(StoredModel):
     """Small trained byte-level decoder, with heads worth a look.
 
     Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
@@ -92,32 +91,10 @@ class ExampleModel:
     ((19, 256), True)
     """
 
-    def __init__(self, config: Config, weights: Mapping[str, Floats]):
-        self.config = config
-        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    _FILE = "weights.safetensors"
+    _CONFIG = Config
 
-    @classmethod
-    def load(cls) -> Self:
-        """Load the float32 weights shipped in the package."""
-        return cls.from_safetensors(files(__package__).joinpath("weights.safetensors").read_bytes())
-
-    @classmethod
-    def from_safetensors(cls, data: bytes) -> Self:
-        """Load a model from the bytes of a safetensors file."""
-        config, weights = blocks.read(data)
-        return cls(Config(**config), weights)
-
-    def to_safetensors(self) -> bytes:
-        """Return the bytes of a safetensors file in float16.
-
-        The configuration is in its metadata.
-        """
-        return blocks.written(self.config, self._weights)
-
-    @property
-    def parameters(self) -> int:
-        """Number of learned parameters."""
-        return sum(array.size for array in self._weights.values())
+    config: Config
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Encode `text` as ids: a beginning-of-sequence token (byte 0), then UTF-8 bytes."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from regard.interpret.examplemodel import blocks
-from regard.interpret.examplemodel.blocks import Floats, Maps
+from regard.interpret.examplemodel.blocks import Floats, Maps, StoredModel
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class PictureTrace(Maps):
         return np.asarray(shifted / shifted.sum(-1, keepdims=True))
 
 
-class ExampleViT:
+class ExampleViT(StoredModel):
     """Small trained vision transformer that tells which digit was pasted on a photograph.
 
     Pre-norm (RMSNorm), learned positions, GELU; attention is `regard.attention`. The model card
@@ -80,32 +78,10 @@ class ExampleViT:
     (True, (20, 4, 37, 37))
     """
 
-    def __init__(self, config: ViTConfig, weights: Mapping[str, Floats]):
-        self.config = config
-        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    _FILE = "vit.safetensors"
+    _CONFIG = ViTConfig
 
-    @classmethod
-    def load(cls) -> Self:
-        """Load the float32 weights shipped in the package."""
-        return cls.from_safetensors(files(__package__).joinpath("vit.safetensors").read_bytes())
-
-    @classmethod
-    def from_safetensors(cls, data: bytes) -> Self:
-        """Load a model from the bytes of a safetensors file."""
-        config, weights = blocks.read(data)
-        return cls(ViTConfig(**config), weights)
-
-    def to_safetensors(self) -> bytes:
-        """Return the bytes of a safetensors file in float16.
-
-        The configuration is in its metadata.
-        """
-        return blocks.written(self.config, self._weights)
-
-    @property
-    def parameters(self) -> int:
-        """Number of learned parameters."""
-        return sum(array.size for array in self._weights.values())
+    config: ViTConfig
 
     def run(self, pictures: ArrayLike) -> PictureTrace:
         """Run the model on pictures (..., side, side) in grey, from 0 (black) to 1 (white)."""
