@@ -1,6 +1,6 @@
 /** Every head as a small picture in rows of layers, to choose one. */
 
-import type { HeadRow, Told } from "../data";
+import type { HeadRow, Scene, Told } from "../data";
 import { h, reveal } from "../dom";
 import { scoreText } from "../numbers/format";
 import { headName, scaleName, type Context } from "../views/view";
@@ -55,6 +55,21 @@ function tellKinds(context: Context, row: HeadRow, button: HTMLElement, written:
   button.classList.toggle("notable", !kind.tentative);
 }
 
+/** The heads of each layer in a row: layers and heads of a scene are counted from 0, `number` is the model's own. */
+export function rowsOfHeads(
+  scene: Scene,
+  cell: (layer: number, head: number, number: number) => HTMLElement,
+): HTMLElement[] {
+  return scene.layers.map((layer, l) =>
+    h(
+      "div",
+      { class: "gridrow", role: "group", "aria-label": `Layer ${layer.number}` },
+      h("span", { class: "which" }, `L${layer.number}`),
+      h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, number))),
+    ),
+  );
+}
+
 export function headGrid(context: Context): HeadGrid {
   const { store, scene } = context;
   const buttons = new Map<string, HTMLElement>();
@@ -64,14 +79,7 @@ export function headGrid(context: Context): HeadGrid {
     "div",
     { class: most > FEW ? "headgrid many" : "headgrid" },
     h("p", { class: "axes" }, "in each: ", h("b", {}, "query ↓"), " ", h("b", {}, "key →"), sinkFirst(scene)),
-    ...scene.layers.map((layer, l) =>
-      h(
-        "div",
-        { class: "gridrow", role: "group", "aria-label": `Layer ${layer.number}` },
-        h("span", { class: "which" }, `L${layer.number}`),
-        h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, number))),
-      ),
-    ),
+    ...rowsOfHeads(scene, cell),
   );
 
   const even = keepEven(element, ".gridheads");

@@ -5,6 +5,7 @@ import { h } from "../dom";
 import { heatSaid, largestOf } from "../numbers/grids";
 import { headName, type Context } from "../views/view";
 import { keepEven } from "./evenrows";
+import { rowsOfHeads } from "./headgrid";
 import { heatThumb, type HeatLook } from "./heatpicture";
 
 /** So many heads in a layer have room for larger pictures. */
@@ -27,14 +28,7 @@ export function heatGrid(context: Context): HeatGrid {
   const element = h(
     "div",
     { class: most > FEW ? "headgrid heats many" : "headgrid heats" },
-    ...scene.layers.map((layer, l) =>
-      h(
-        "div",
-        { class: "gridrow", role: "group", "aria-label": `Layer ${layer.number}` },
-        h("span", { class: "which" }, `L${layer.number}`),
-        h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, number))),
-      ),
-    ),
+    ...rowsOfHeads(scene, cell),
   );
   const even = keepEven(element, ".gridheads");
 
