@@ -247,7 +247,7 @@ class Problem:
 
     @property
     def bias_axes(self) -> tuple[bool, bool]:
-        """Whether the sums of dS for a bias have rows, and whether keys; they have rows at least."""
+        """Two flags: the sums of dS for a bias have rows, and they have keys. At least one is True."""
         if self.part is not None:
             return self.part.bias_axes
         rows, keys = (1, 1, *(() if self.bias is None else self.bias.shape))[-2:]

@@ -30,7 +30,7 @@ STATISTICS = ("lse", "entropy")
 WHOLE = {"weights": "return_weights", "jvp": "forward mode"} | dict.fromkeys(
     ("backward_jvp", "jvp_jvp"), "a second derivative"
 )
-"""What tasks of a kind that has no parts are."""
+"""Names of the tasks whose kind has no parts, for errors and warnings."""
 FIRST = np.zeros((), np.int32)
 """The turn of what waits for no step."""
 GRADIENTS = {"query": ("query", "sink"), "key": ("key", "value")}

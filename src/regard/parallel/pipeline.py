@@ -1,4 +1,4 @@
-"""Who computes which gradients when, if rows stay with their ranks and keys pass by with the sums of dK and dV.
+"""Plan of the gradients over ranks: rows stay, and keys pass by with the sums of dK and dV.
 
 A task is a run of rows against a step of keys. dQ is summed over keys in ascending order, dK and dV over rows in
 descending order: so a task waits for that of the same rows and earlier keys, and for that of the same keys and later

@@ -1,4 +1,4 @@
-"""What one rank computes forward, and the rows that it asks for.
+"""One rank's forward, and the rows that it asks for.
 
 Its queries stay, and the keys and values that they see pass by in ascending steps of whole key splits. That is the
 order of one process, so the bits are too. Gradients are in `gradients`.

@@ -24,7 +24,7 @@ OBSERVED = (LSE, ENTROPY)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the operands of a call lie.
+    """The placement of the operands of a call.
 
     dims: the dimension of operands that each dimension of the mesh shards, or None. sequence, heads: those of positions
     and of heads.

@@ -1,4 +1,4 @@
-"""What PyTorch and transformers compute otherwise inside of `context_parallel`."""
+"""Functions of PyTorch and transformers that are others inside of `context_parallel`."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
