@@ -3,6 +3,7 @@
 import re
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from regard.bench.models import cache_name
 from regard.interpret.capture import joining
 from regard.interpret.capture.captured import Capture
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
+from regard.torch.capture.texts import Texts
 
 try:
     import transformers
@@ -447,3 +449,14 @@ def test_a_capture_names_the_folder_of_a_model_alone(tmp_path: Path, monkeypatch
     with regard.capture(model) as seen:
         pass
     assert seen.model == "Linear smol"
+
+
+def test_no_later_ids_get_the_address_of_those_that_were_read() -> None:
+    """Else a step of a generation counts as passed on from an outer module, and the text loses a token."""
+    texts, ids = Texts(), torch.arange(6)[:, None]
+    kept = weakref.ref(ids)
+    texts.read("decoder", {"input_ids": ids}, named=True, depth=1)
+    del ids
+    assert kept() is not None
+    texts.read("decoder", {"input_ids": torch.arange(6)[:, None]}, named=True, depth=1)
+    assert texts.times["decoder"] == 2

@@ -54,7 +54,7 @@ class Texts:
         self.times: Counter[str] = Counter()
         self._text: ReadText | None = None
         self._pending: tuple[str, ReadText] | None = None
-        self._given: tuple[int, Shape] | None = None
+        self._given: torch.Tensor | None = None  # kept, so that no other tensor gets its address
         self._readers: set[str] = set()
         self._depth, self._shape = 0, Shape()
 
@@ -63,7 +63,7 @@ class Texts:
 
         named: it has an argument of their name. depth: the number of modules that it runs in.
         """
-        if depth and any(_identity(x) == self._given for x in given.values() if _integers(x)):
+        if depth and any(_same(x, self._given) for x in given.values() if _integers(x)):
             self._readers.add(module)  # passed on from an outer module
             return
         ids: Any = given.get("input_ids")
@@ -71,7 +71,7 @@ class Texts:
             ids = next((x for name, x in given.items() if _integers(x) and not any(y in name for y in NO_TEXT)), None)
         if not _integers(ids):
             return
-        self._given, self._readers = _identity(ids), {module}
+        self._given, self._readers = ids, {module}
         self._depth, self._shape = depth, tuple(ids.shape)
         array = values(checked("input_ids", ids)).astype(np.int64)
         self.times[module] += 1
@@ -136,8 +136,9 @@ def _fits(given: dict[str, Any], shape: Shape, innermost: bool) -> bool:
     return not shapes or any(fits)
 
 
-def _identity(x: torch.Tensor) -> tuple[int, Shape]:
-    return x.data_ptr(), tuple(x.shape)
+def _same(x: torch.Tensor, y: torch.Tensor | None) -> bool:
+    """Return True if two tensors have the same memory and shape."""
+    return y is not None and x.data_ptr() == y.data_ptr() and x.shape == y.shape
 
 
 def _integers(x: Any) -> bool:
