@@ -152,9 +152,10 @@ def _fill_tables(module: ModuleType) -> None:
     Such tables map the name of an implementation to a class.
     """
     for name, table in vars(module).items():
-        if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and NAME not in table:
+        if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict):
             own = "sdpa" if "sdpa" in table else "eager"
-            table[NAME] = table[own]
+            if table.setdefault(NAME, table[own]) is not table[own]:
+                continue
             warn_once(
                 f"{table[own].__name__} computes attention itself, without transformers' attention interface: layers "
                 f"of this class run with attn_implementation={own!r}, not on regard"
