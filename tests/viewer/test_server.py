@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.error import HTTPError
 
@@ -291,10 +292,15 @@ def asked(url: str) -> tuple[int, Any]:
 
 
 @contextmanager
-def model_running(word: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command up to its first layer, then tell its model this word; yield the process and the address."""
-    piped = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", MODEL], stdin=piped, stdout=piped, stderr=piped, text=True) as process:
+def model_running(
+    word: str, started: Callable[[], object] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command up to its first layer, then tell its model this word; yield the process and the address.
+
+    started: called in the process before the command.
+    """
+    piped, command = subprocess.PIPE, [sys.executable, "-c", MODEL]
+    with subprocess.Popen(command, stdin=piped, stdout=piped, stderr=piped, text=True, preexec_fn=started) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -307,8 +313,9 @@ def model_running(word: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, url
 
 
-def test_the_page_is_told_how_far_the_model_is_and_ctrl_c_ends_it() -> None:
-    with model_running("compute") as (process, _):
+@pytest.mark.parametrize("how", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_page_is_told_how_far_the_model_is_and_ctrl_c_ends_it(how: signal.Handlers) -> None:
+    with model_running("compute", partial(signal.signal, signal.SIGINT, how)) as (process, _):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (130, "")

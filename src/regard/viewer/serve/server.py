@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import secrets
+import signal
 import socket
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
@@ -165,9 +166,15 @@ def _response(answer: Answer) -> Response:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which waits for no answer after Ctrl-C, and calls none that is cut short an error."""
+    """uvicorn's server, which waits for no answer after Ctrl-C, and calls none that is cut short an error.
+
+    interrupted: whether Ctrl-C was pressed.
+    """
+
+    interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.interrupted |= sig == signal.SIGINT
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
         self.force_exit = True
@@ -209,12 +216,12 @@ class Viewer:
             with self._server.capture_signals():  # asyncio prints a warning after a Ctrl-C between `ready` and serving
                 ready()
                 self._server.run(sockets=[self._socket])
-            return False
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # not where SIGINT is ignored, as in the background of a script
             return True
         finally:
             self.answers.close()
             self._socket.close()
+        return self._server.interrupted
 
     def close(self) -> None:
         """Stop serving."""
