@@ -6,17 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser.test_page import accessible
+from browser.test_page import DARK_WIDE
 from in_browser import READY, Tab
 from regard.interpret.formats import weight_text
 
 CELL = 16
 """Pixels of a square that is empty or is not."""
 
-WIDE = [
-    {"viewport": {"width": 1280, "height": 720}},
-    {"viewport": {"width": 1600, "height": 900}, "color_scheme": "dark"},
-]
+WIDE = [{"viewport": {"width": 1280, "height": 720}}, DARK_WIDE]
 
 
 def largest_empty(page: Any) -> float:
@@ -51,7 +48,6 @@ def test_no_third_of_a_wide_screen_is_empty(tab: Tab) -> None:
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(300)
         shares[view] = round(largest_empty(page), 3)
-        accessible(page)
     assert max(shares.values()) < 1 / 3, shares
 
 
