@@ -35,7 +35,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_docs\.py::test_pages_in_a_browser_run_every_block", "nightly", "minutes: Python in a page, by chapter"),
     # What only the extra test-slow installs
     Row("tests/browser/", "slow", "Playwright and Chromium"),
-    Row("TestTriton|test_triton|test_bench_device|test_saturated.*triton", "slow", "Triton, whose interpreter is slow"),
+    Row("TestTriton|test_triton|test_bench_device|test_saturated.*triton", "slow", "Triton's interpreter is slow", 2),
     Row("test_transformers|serves_transformers|test_pretrained|test_capture_table", "slow", "transformers"),
     Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),
@@ -112,7 +112,7 @@ TABLE: tuple[Row, ...] = (
         "3 to 7 s each",
     ),
     Row("test_beside_jax_nn", 4, "XLA compiles each"),
-    Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
+    Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case", 2),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
     Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
     Row("test_jax_parts", 16, "compiles kernels"),
