@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.core.problem import CallPart, Carried, Outputs
+from regard.core.problem import CallPart, Carried, Differential, Outputs
 from regard.core.statistics import ENTROPY
 from regard.engines import choose
 from regard.ops.normalization import problem_from
@@ -34,6 +34,10 @@ def test_shapes_and_dtypes(n: int, dtype: str, entropy: bool, gradients: str, en
         assert query is not None
         found.forward(piece, None, p.new_low())
         assert like(query.sums) == found.carried(piece, p.new_low() is not None)
+        t = Differential(q, k, v)
+        query.sums.clear()
+        found.jvp(piece, t, outputs)
+        assert like(query.sums) == found.carried(piece, outputs.low is not None, t)
         query.sums.clear()
     found.backward(piece, outputs, Outputs(q, None, None))
     names = [name for x, names in ((query, ["query"]), (key, ["key", "value"])) if x is not None for name in names]

@@ -10,13 +10,13 @@
 The specification is the engine "spec", which runs only when it is named.
 
 An engine is a module with the members of `Engine`; of one without `prepare` no call is prepared. One that knows the
-field "part" has `carried`, the shapes and dtypes of the sums of forward, which depend on `low` too. DEVICES: it reads
-arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when named. SKIPS_TILES: it
-does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a `Problem` it knows. A
-problem that uses another one is refused, never computed without it. `state` and `supports` return None, or the reason
-why the engine cannot run here, or cannot run a problem. `weights` take the problem's own lse: rows with every key are
-divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse that may be that of more keys than the problem
-has. The derivatives:
+field "part" has `carried`, the shapes and dtypes of the sums of forward, or of `jvp` along t. They depend on `low` too.
+DEVICES: it reads arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when
+named. SKIPS_TILES: it does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a
+`Problem` it knows. A problem that uses another one is refused, never computed without it. `state` and `supports` return
+None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the problem's own lse: rows
+with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse that may be that of more
+keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their
@@ -72,7 +72,7 @@ class Engine(Protocol):
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
-    def carried(self, p: Problem, low: bool, /) -> SumShapes: ...
+    def carried(self, p: Problem, low: bool, t: Differential | None = None, /) -> SumShapes: ...
     def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> PreparedForward | None: ...
     def forward(
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /

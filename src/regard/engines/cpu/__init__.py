@@ -169,11 +169,12 @@ def working_memory(p: Problem) -> int:
     return int(_work().working_memory(p))
 
 
-def carried(p: Problem, low: bool) -> SumShapes:
-    """Return the shapes and dtypes of the sums of forward that go on from a part."""
-    work = _work()
-    shapes: SumShapes = work.carried(p, work.chosen(), low)
-    return shapes
+def carried(p: Problem, low: bool, t: Differential | None = None) -> SumShapes:
+    """Return the shapes and dtypes of the sums that go on from a part of forward, or of its tangent along t."""
+    from regard.engines.cpu.schedule import tangent_work, work
+    from regard.engines.cpu.target.instructions import chosen
+
+    return work.carried_forward(p, chosen(), low) if t is None else tangent_work.carried_tangents(p, chosen(), t, low)
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

@@ -49,9 +49,11 @@ def state() -> str | None:
     return None
 
 
-def carried(p: Problem, low: bool) -> SumShapes:
-    """Return the shapes and dtypes of the sums of forward that go on from a part."""
-    return forward_pass.carried(p)
+def carried(p: Problem, low: bool, t: Differential | None = None) -> SumShapes:
+    """Return the shapes and dtypes of the sums that go on from a part of forward, or of its tangent along t."""
+    from regard.engines.tiled import derivatives
+
+    return forward_pass.carried(p) if t is None else derivatives.carried(p)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:

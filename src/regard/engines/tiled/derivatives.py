@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard.core.problem import Carried, Differential, Outputs, Problem
+from regard.core.problem import Carried, Differential, Outputs, Problem, SumShapes
 from regard.core.statistics import ENTROPY
 from regard.engines.tiled.forward_pass import BlockLse, forward, in_order, rows_of, spread_blocks, weight
 from regard.engines.tiled.tiles import BLOCK_Q, SPLIT_TILES, Chunk, QueryBlock, masked, product
@@ -170,6 +170,12 @@ class WeightTangents(NamedTuple):
 ChunkTangents = Callable[[ChunkWeights], WeightTangents]
 
 
+def carried(p: Problem) -> SumShapes:
+    """Return the shapes and dtypes of the sums of `output_tangents` that go on from part to part."""
+    tails = {"mean": (), "total": (), "falling": (), "tangent": (p.d_v,)}
+    return {name: (p.shape(p.n_q, *tail), p.compute) for name, tail in tails.items()}
+
+
 def output_tangents(
     p: Problem, outputs: Outputs, begin: Callable[[BlockOutputs], tuple[Any, ChunkTangents]]
 ) -> Outputs:
@@ -184,18 +190,17 @@ def output_tangents(
     d_out = p.new_output()
     d_lse = np.empty(p.shape(p.n_q), c)
     d_entropy = None if outputs.entropy is None else np.empty_like(d_lse)
-    carried = Carried(True, True, {}) if p.part is None or p.part.query is None else p.part.query
-    if carried.first:
-        tails = {"mean": (), "total": (), "falling": (), "tangent": (p.d_v,)}
-        carried.sums.update({name: np.zeros(p.shape(p.n_q, *tail), c) for name, tail in tails.items()})
+    part = Carried(True, True, {}) if p.part is None or p.part.query is None else p.part.query
+    if part.first:
+        part.sums.update({name: np.zeros(*x) for name, x in carried(p).items()})
 
     def work(block: QueryBlock) -> None:
         saved = BlockOutputs(block, outputs)
         sink_term, chunk_tangents = begin(saved)
         mean, total, falling, out = sums = [
-            np.zeros((*block.head_shape, BLOCK_Q, *x.shape[len(p.lead) + 2 :]), c) for x in carried.sums.values()
+            np.zeros((*block.head_shape, BLOCK_Q, *x.shape[len(p.lead) + 2 :]), c) for x in part.sums.values()
         ]
-        for own, every in zip(sums, carried.sums.values(), strict=True):
+        for own, every in zip(sums, part.sums.values(), strict=True):
             own[:, :, block.valid] = rows_of(block, every, own.ndim - 2)
         for chunk in block.chunks(TANGENT_TILES):
             x = ChunkWeights(saved, chunk)
@@ -211,7 +216,7 @@ def output_tangents(
             out += in_order(product(x.dropped(weighted), chunk.v, None if clean else x.hidden))
             for P, v in values:
                 out += in_order(product(x.dropped(P), chunk.take(v), x.hidden))
-        for own, every in zip(sums, carried.sums.values(), strict=True):
+        for own, every in zip(sums, part.sums.values(), strict=True):
             rows_of(block, every, own.ndim - 2)[...] = own[:, :, block.valid]
 
         lse = mean[:, :, None, :, None] + sink_term

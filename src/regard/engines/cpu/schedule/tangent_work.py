@@ -7,12 +7,12 @@ from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem, SumShapes
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import Arrays, by_head, programs, table_array
 from regard.engines.cpu.schedule.forward_spec import spec_of
-from regard.engines.cpu.schedule.work import KernelResults, run
+from regard.engines.cpu.schedule.work import KernelResults, carried, run
 from regard.engines.cpu.spec.specs import KernelSpec, TangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table, tangent
@@ -104,6 +104,14 @@ def jvp(
     if outputs is None:
         return Outputs(made.out, made.lse, made.entropy), d
     return outputs, d if outputs.entropy is not None else d._replace(entropy=None)
+
+
+def carried_tangents(p: Problem, target: Target, t: Differential, low: bool) -> SumShapes:
+    """Return the shape and dtype of what goes on from a part of `jvp`."""
+    column = np.broadcast_to(p.compute.type(0), p.shape(p.n_q))
+    out = np.broadcast_to(p.dtype.type(0), p.shape(p.n_q, p.d_v))
+    outputs = Outputs(out, column, column, out if low else None)
+    return carried(p, tangents(p, t, outputs, outputs).spec(p, target, p.n_q))
 
 
 def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs | None = None) -> TangentCall:

@@ -238,10 +238,14 @@ def carried_state(part: CallPart, size: int) -> Array:
     return part.query.sums["state"]
 
 
-def carried(p: Problem, target: Target, low: bool) -> SumShapes:
+def carried(p: Problem, spec: KernelSpec) -> SumShapes:
     """Return the shape and dtype of `carried_state`."""
-    spec = replace(spec_of(p, target, p.n_q, bool(p.observe), 0), low=low, carried=True)
     return {"state": ((LaunchStages(spec, p, {}, range(p.n_q), 1).carried,), np.dtype(np.uint8))}
+
+
+def carried_forward(p: Problem, target: Target, low: bool) -> SumShapes:
+    """Return those of forward."""
+    return carried(p, replace(spec_of(p, target, p.n_q, bool(p.observe), 0), low=low, carried=True))
 
 
 def threads_for(p: Problem, count: int) -> int:
