@@ -201,7 +201,7 @@ def gathered(program: Any) -> int:
 
 def of_rows(x: Any) -> bool:
     """Whether an array is a result for each query or key, and no gradient of a bias."""
-    return bool(x.ndim > 1 and x.shape[-2:] != (N, N) and (x.shape[-2] == N or (x.shape[-1] == N and x.shape[-2] == H)))
+    return x.shape[-2:] in ((N, D), (H, N))
 
 
 def line(row: Row, *states: tuple[str, bool]) -> str:

@@ -17,7 +17,6 @@ from regard.engines import engines
 from regard.jax import primitives  # noqa: F401  # registers what `bind` binds
 from regard.jax.binding import bind, varying_alike
 from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
-from regard.jax.shardmap import ShardMapAxes
 from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
@@ -49,14 +48,14 @@ def attention(
     return_weights: bool = False,
     engine: str | None = None,
     observe: Any = (),
-    axes: ShardMapAxes | None = None,
+    spread: tuple[tuple[str, ...], int] | None = None,
     **options: Any,
 ) -> Any:
     """Compute `regard.attention` on JAX arrays, under any of JAX's transformations.
 
     In addition to NumPy's options, `seed` may be a key of `jax.random`. `seed`, `offset`, the entries of `origin` and
-    every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine. axes: query, key and
-    value are a device's shards of the sequence.
+    every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine. spread: as in
+    `StaticCall`; query, key and value are then a device's shards of the sequence.
     """
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
@@ -75,7 +74,7 @@ def attention(
                 raise TypeError(f"{rule}: bounds='raise' of a table is not checked where offset or origin are traced")
     observed = checks.observe(observe)
     p = problem_from(
-        **whole_operands(operands, options.get("layout"), 1 if axes is None else axes.count),
+        **whole_operands(operands, options.get("layout"), 1 if spread is None else spread[1]),
         seed=0 if isinstance(seed, jax.Array) else seed,
         offset=plain_offset(offset),
         origin=plain_origin(origin),
@@ -122,10 +121,10 @@ def attention(
         layout="bnhd" if p.positions_first else "bhnd",
         observe=tuple((s.name, texts.get(f"{s.name}{n}", s.of)) for n, s in enumerate(p.observe)),
         engine=engine,
+        spread=spread,
     )
     arrays = jax.lax.stop_gradient(tuple(others.values()))
-    run = bind if axes is None else axes.bind
-    answer, seen = results(p, call, [*operands.values(), *arrays], return_weights, matrices, run)
+    answer, seen = results(p, call, [*operands.values(), *arrays], return_weights, matrices)
     if observed:
         answer.append(asked_for(observed, seen, jnp.exp))
     return answer[0] if len(answer) == 1 else tuple(answer)
@@ -141,14 +140,11 @@ for holder in (Top, Profile):
 
 
 def results(
-    p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool, run: Any
+    p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool
 ) -> tuple[list[Any], dict[Statistic, Any]]:
-    """Return the output, maybe the weights, and an engine's statistics.
-
-    run: what computes a task, `bind` or `ShardMapAxes.bind`.
-    """
+    """Return the output, maybe the weights, and an engine's statistics."""
     operands = varying_alike(operands)
-    found = run(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
+    found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
         found = [x[0] for x in found]
     by_name = dict(zip(call.results, found, strict=True))
@@ -156,7 +152,7 @@ def results(
     if return_weights:
         names = (*call.inputs, "lse")
         lse = by_name["lse"][None] if matrices else by_name["lse"]
-        (w,) = run(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
+        (w,) = bind(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
     seen: dict[Statistic, Any] = {}
     for n, s in enumerate(p.observe):

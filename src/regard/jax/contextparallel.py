@@ -5,7 +5,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 from typing import Any
 
 from regard.jax import adapter
-from regard.jax.shardmap import ShardMapAxes
+from regard.jax.shardmap import NAME, devices_along
 from regard.jax.xla.values import promotion
 
 
@@ -17,9 +17,9 @@ def context_parallel_attention(
 
     Call it inside of `jax.shard_map`, where each device has its shard of the positions. Results
     are the device's rows of those of the whole call, with the bits of one device: out, lse,
-    entropy, and the gradients of query, key and value; the gradient of a sink is a sum in another
-    order. Keys and values pass by in steps, so that no device has them all. Outside of `shard_map`
-    `regard.attention` does the same for arrays that are sharded along their sequence.
+    entropy, and their derivatives up to the second; gradients of tables are within the bound of
+    the error. Keys and values pass by in steps, so that no device has them all. Outside of
+    `shard_map` `regard.attention` does the same for arrays that are sharded along their sequence.
 
     Args:
         query: (..., heads, n, d), this device's shard of the n positions; with layout="bnhd"
@@ -32,8 +32,8 @@ def context_parallel_attention(
             `offset` and `origin` are those of the whole; a bias and dense masks are given whole.
 
     Raises:
-        ValueError: outside of `shard_map`; for other statistics and engine="xla"; for a gradient of
-            a bias or a table. There is no `vmap`, forward mode or second derivative.
+        ValueError: outside of `shard_map`; for other statistics and engine="xla"; for forward over
+            forward mode, third derivatives, and `vmap`.
 
     >>> import jax, jax.numpy as jnp, regard, regard.jax
     >>> from functools import partial
@@ -46,6 +46,5 @@ def context_parallel_attention(
     True
     """
     if options.pop("return_weights", False):
-        raise ValueError("context_parallel_attention has no return_weights, which are n × n")
-    axes = ShardMapAxes.of(axis_name)
-    return adapter.attention(query, key, value, observe=observe, axes=axes, **options)
+        raise ValueError(f"{NAME} has no return_weights, which are n × n")
+    return adapter.attention(query, key, value, observe=observe, spread=devices_along(axis_name), **options)

@@ -2,109 +2,214 @@
 
 Nothing here depends on JAX. A device's queries stay while keys and values pass by, in ascending order. For the
 gradients of key and value its keys stay while queries and their outputs pass by, in descending order. Both are the
-orders of one process (`regard.parallel.programs`), so the bits are too.
+orders of one process (`regard.parallel.programs`), so the bits are too. Gradients of bias, sink and tables follow from
+the sums of all devices in a step of their own.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from regard.core.problem import CallPart, Carried, Outputs, Problem, SumShapes, collapse
+from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, SumShapes, collapse
 from regard.engines import Engine, choose
-from regard.jax.task import PrimitiveTask, SequenceStep, Shape, problem, transpose
-from regard.parallel.programs import check_lse, part_of, untrained
+from regard.jax.task import PrimitiveTask, SequenceStep, Shape, outputs_of, problem, tangents_of, transpose
+from regard.parallel.programs import bias_part, check_lse, part_of, untrained
+from regard.rules import Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = Mapping[str, Array]
 SUM = "sum."
+OPERANDS = ("query", "key", "value")
 
 
 def carried(task: PrimitiveTask, operands: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> SumShapes:
     """Return the shapes and dtypes of the sums that go on from a step, from those of its operands."""
     assert task.step is not None
+    if task.step.gradients == "whole":
+        return {}
     hollow = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in operands.items()}
-    p, engine = part(task, as_called(task, hollow), {})
-    if not task.step.gradients:
-        return engine.carried(p, task.call.low)
-    names = ("query",) if task.step.gradients == "query" else ("key", "value")
-    return {name: p.gradient_sums[name] for name in names}
+    return DevicePart.of(task, as_called(task, hollow), {}).carried()
 
 
 def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
-    """Compute a step into `results`; the last has those of the task."""
-    assert task.step is not None
+    """Compute a step into `results`."""
+    step = task.step
+    assert step is not None
     x = as_called(task, task.named(operands))
     y = as_called(task, dict(zip(task.results, results, strict=True)))
+    values = whole(task, step, x) if step.gradients == "whole" else of_part(task, step, x, y)
+    y["turn"][...] = 0
+    for name in step.returns:
+        y[name][...] = values[name]
+
+
+def of_part(task: PrimitiveTask, step: SequenceStep, x: Arrays, y: Arrays) -> Mapping[str, Any]:
+    """Return the results of a part by name, and store the sums that go on."""
     sums: dict[str, Array] = {}
-    for name in () if task.step.first else task.step.sums:
+    for name in () if step.first else step.sums:
         sums[name] = y[SUM + name]
         if sums[name].ctypes.data != x[SUM + name].ctypes.data:
             sums[name][...] = x[SUM + name]
-    p, engine = part(task, x, sums)
-    found = forward(p, engine, task) if task.kind == "forward" else backward(p, engine, task.step, x)
-    for name in task.step.sums:
+    values = DevicePart.of(task, x, sums).compute()
+    for name in step.sums:
         if sums.get(name) is not y[SUM + name] and y[SUM + name].size:
             y[SUM + name][...] = sums[name]
-    y["turn"][...] = 0
-    for name in task.results[len(task.step.sums) + 1 :]:
-        y[name][...] = found[name]
+    return values
 
 
-def as_called(task: PrimitiveTask, x: Mapping[str, Array]) -> dict[str, Array]:
+def as_called(task: PrimitiveTask, x: Arrays) -> dict[str, Array]:
     """Return views (..., h, n, d) of arrays; sums have that order already."""
     if task.call.layout != "bnhd":
         return dict(x)
     return {name: a if name.startswith(SUM) else transpose(name, a) for name, a in x.items()}
 
 
-def part(task: PrimitiveTask, x: Mapping[str, Array], sums: dict[str, Array]) -> tuple[Problem, Engine]:
-    """Return the part of the call that a step computes on this device, and its engine."""
-    step, rank = task.step, int(x["rank"])
+def whole_call(task: PrimitiveTask, x: Arrays) -> tuple[Problem, dict[str, Table]]:
+    """Return the call of all devices, whose query, key and value have but a shape, and its trained tables by name."""
+    step = task.step
     assert step is not None
-    names = ("query", "key", "value")
-    sizes = zip(names, (step.rows, step.keys, step.keys), strict=True)
+    sizes = zip(OPERANDS, (step.rows, step.keys, step.keys), strict=True)
     hollow = {
         name: np.broadcast_to(x[name][..., :1, :], (*x[name].shape[:-2], n, x[name].shape[-1])) for name, n in sizes
     }
-    p, _ = problem(task, {**x, **hollow})
-    passing, stays = range(step.start, step.stop), x["key" if step.gradients == "key" else "query"].shape[-2]
-    own = range(rank * stays, (rank + 1) * stays)
-    rows, keys = (passing, own) if step.gradients == "key" else (own, passing)
-    moving, p = Carried(step.first, step.last, sums), untrained(p)
-    query, key = (None, moving) if step.gradients == "key" else (moving, None)
-    place = CallPart(p.n_q, p.keys, query, key, p.bias_axes)
-    p = part_of(p, place, rows, keys, *(x[name] for name in names))
-    return p, choose(p, task.call.engine, task.kind)
+    p, tables = problem(task, {**x, **hollow})
+    return (p if task.wrt else untrained(p)), tables
 
 
-def forward(p: Problem, engine: Engine, task: PrimitiveTask) -> dict[str, Any]:
-    """Return the outputs by name, of the last step alone."""
-    into = Outputs(None, None, None, p.new_output()) if task.call.low else None
-    outputs, _ = engine.forward(p, None, into)
-    return outputs._asdict()
+def own_rows(step: SequenceStep, x: Arrays) -> range:
+    """Return the positions of a device's own rows, or keys where rows pass by."""
+    count = x["key" if step.gradients == "key" else "query"].shape[-2]
+    return range(int(x["rank"]) * count, (int(x["rank"]) + 1) * count)
 
 
-def backward(p: Problem, engine: Engine, step: SequenceStep, x: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the gradients by name, of the last step alone."""
+@dataclass(frozen=True, eq=False)
+class DevicePart:
+    """The part of a call that a step computes on one device.
 
-    def outputs(prefix: str) -> Outputs:
-        out, lse, entropy, low = (x.get(prefix + name) for name in Outputs._fields)
-        return Outputs(out, lse, entropy, low)
+    whole: the call of all devices. part: the problem of some rows and keys. tables: the trained ones by name.
+    """
 
-    known = outputs("")
-    check_lse(known.lse)
-    g = engine.backward(p, known, outputs("ct."))
-    assert p.part is not None
+    task: PrimitiveTask
+    step: SequenceStep
+    x: Arrays
+    whole: Problem
+    part: Problem
+    tables: Mapping[str, Table]
+    rows: range
+    keys: range
+    engine: Engine
 
-    def own(name: str, part: Carried | None) -> Any:
+    @classmethod
+    def of(cls, task: PrimitiveTask, x: Arrays, sums: dict[str, Array]) -> "DevicePart":
+        step = task.step
+        assert step is not None
+        p, tables = whole_call(task, x)
+        own, passing = own_rows(step, x), range(step.start, step.stop)
+        rows, keys = (passing, own) if step.gradients == "key" else (own, passing)
+        moving = Carried(step.first, step.last, sums)
+        query, key = (None, moving) if step.gradients == "key" else (moving, None)
+        place = CallPart(p.n_q, p.keys, query, key, p.bias_axes)
+        part = part_of(p, place, rows, keys, *(x[name] for name in OPERANDS))
+        return cls(task, step, x, p, part, tables, rows, keys, choose(part, task.call.engine, task.kind))
+
+    @property
+    def sums(self) -> dict[str, Array]:
+        """The sums that go on."""
+        assert self.part.part is not None
+        carried = self.part.part.query or self.part.part.key
+        assert carried is not None
+        return carried.sums
+
+    def carried(self) -> SumShapes:
+        """Return the shapes and dtypes of the sums that go on."""
+        if self.task.kind == "forward":
+            return self.engine.carried(self.part, self.task.call.low)
+        if self.task.kind == "jvp":
+            return self.engine.carried(self.part, "low" in self.x, self.tangents())
+        p, names = self.part, ("query",) if self.step.gradients == "query" else ("key", "value")
+        shapes = {name: p.gradient_sums[name] for name in names}
+        for name, _ in self.task.wrt:
+            if name not in OPERANDS:
+                shapes[name] = self.shared_sums(name), p.compute
+        return shapes
+
+    def shared_sums(self, name: str) -> Shape:
+        """Return the shape of the sums for the gradient of a bias, a sink or a table."""
+        if name in self.tables:
+            return self.tables[name].shape
+        if name == "sink":
+            return self.part.shape(self.part.n_q)
+        shape = self.part.bias_sums
+        return (*shape[:-1], self.step.keys) if all(self.whole.bias_axes) else shape
+
+    def compute(self) -> Mapping[str, Any]:
+        """Compute the part, and return its results by name, which are whole in the last step alone."""
+        p, known = self.part, outputs_of(self.x, "")
+        if self.task.kind == "forward":
+            into = Outputs(None, None, None, p.new_output()) if self.task.call.low else None
+            return self.engine.forward(p, None, into)[0]._asdict()
+        if self.task.kind == "jvp":
+            return self.engine.jvp(p, self.tangents(), known)[1]._asdict()
+        ct = outputs_of(self.x, "ct.")
+        if self.task.kind == "backward":
+            check_lse(known.lse)
+            return self.gradients(self.engine.backward(p, known, ct))
+        d, d_ct = (outputs_of(self.x, prefix) for prefix in ("t.", "t.ct."))
+        return self.gradients(self.engine.backward_jvp(p, known, ct, self.tangents(), d, d_ct))
+
+    def tangents(self) -> Differential:
+        """Return the tangents of the part's inputs."""
+        t = tangents_of(self.x, "t.", self.tables)
+        return t if t.bias is None else replace(t, bias=bias_part(t.bias, self.rows, self.keys))
+
+    def gradients(self, g: Differential) -> Mapping[str, Any]:
+        """Return the gradients that have a sequence; sum those of others."""
+        for name, _ in self.task.wrt:
+            if name in self.tables or (name == "bias" and all(self.whole.bias_axes)):
+                self.add(name, g)
+        return {name: self.collapsed(name, getattr(g, name)) for name in OPERANDS}
+
+    def add(self, name: str, g: Differential) -> None:
+        """Add the gradient of a table to its sums, or store that of a bias with rows and keys."""
+        if self.step.first:
+            self.sums[name] = np.zeros(self.shared_sums(name), self.part.compute)
+        if name in self.tables:
+            self.sums[name] += g.tables[self.tables[name]]
+        else:
+            self.sums[name][..., self.keys.start : self.keys.stop] = g.bias
+
+    def collapsed(self, name: str, gradient: Array | None) -> Any:
         """Return a gradient, summed in the dtype of sums over axes along which its input was broadcast."""
-        whole = getattr(g, name)
-        if part is None or whole is None or whole.shape == x[name].shape:
-            return whole
-        return collapse(part.sums[name], x[name].shape).astype(whole.dtype)
+        if gradient is None or gradient.shape == self.x[name].shape:
+            return gradient
+        return collapse(self.sums[name], self.x[name].shape).astype(gradient.dtype)
 
-    found = {"query": own("query", p.part.query), "key": own("key", p.part.key), "value": own("value", p.part.key)}
-    if step.last and p.sink is not None and step.gradients == "query":
-        assert p.part.query is not None
-        found["sink"] = p.sink_gradient(p.part.query.sums["sink"])
-    return found
+
+def whole(task: PrimitiveTask, step: SequenceStep, x: Arrays) -> Mapping[str, Any]:
+    """Return gradients of bias, sink and tables on one device, from the sums of all.
+
+    Devices' gradients are added: so the first has them, and others have 0. A bias with rows and keys has a device's own
+    rows alone.
+    """
+    p, tables = whole_call(task, x)
+    gradients = {name: np.zeros(x[name].shape, x[name].dtype) for name in step.returns}
+    with np.errstate(all="ignore"):
+        for name, into in gradients.items():
+            if name == "bias" and all(p.bias_axes):
+                rows = own_rows(step, x)
+                into[..., rows.start : rows.stop, :] = x[SUM + name]
+            elif int(x["rank"]) == 0:
+                into[...] = gradient_of(name, x[SUM + name], p, tables)
+    return gradients
+
+
+def gradient_of(name: str, sums: Array, p: Problem, tables: Mapping[str, Table]) -> Any:
+    """Return the gradient of a bias, a sink or a table from the sums of all devices; those of tables are by device."""
+    if name in tables:
+        return sum(sums[1:], sums[0])
+    if name == "sink":
+        return p.sink_gradient(sums)
+    assert p.bias is not None
+    return collapse(sums, p.bias.shape)

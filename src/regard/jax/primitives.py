@@ -27,7 +27,7 @@ from jax.extend.core import Primitive
 
 import jax
 from regard.core.statistics import INSTEAD
-from regard.jax import ffi, sharding
+from regard.jax import ffi, sharding, shardmap
 from regard.jax.binding import PRIMITIVES, bind, result_type
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, PrimitiveTask, StaticCall, run
@@ -60,6 +60,8 @@ def varying(x: Any) -> bool:
 
 
 def abstract(*avals: Any, task: PrimitiveTask) -> list[Any]:
+    if task.call.spread is not None:
+        shardmap.check(task)
     index = jax.dtypes.canonicalize_dtype(np.int64)
     types = task.shapes({n: (a.shape, a.dtype) for n, a in zip(task.operands, avals, strict=True)})
     types = [(s, index if t == np.int64 else t) for s, t in types]
@@ -76,6 +78,8 @@ def abstract(*avals: Any, task: PrimitiveTask) -> list[Any]:
 def lower_to_engine(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
     if task.call.engine == "xla":
         return lower_elsewhere(ctx, *operands, task=task)
+    if task.call.spread is not None:
+        return lower_in_shard_map(ctx, *operands, task=task)
     if on_a_mesh(ctx):
         return lower_to_shards(ctx, *operands, task=task)
     return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
@@ -86,6 +90,8 @@ def scanned(*operands: Any, task: PrimitiveTask) -> list[Any]:
 
 
 def lower_elsewhere(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
+    if task.call.spread is not None:
+        raise ValueError(f"{shardmap.NAME} runs on the CPU")
     if task.call.engine not in (None, "xla"):
         raise ValueError(f"engine {task.call.engine!r} runs on the CPU; on other devices give engine='xla', or none")
     return lower_plain(ctx, *operands, task=task)
@@ -100,6 +106,7 @@ def lower_plain(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
 
 
 lower_to_scan = mlir.lower_fun(scanned)
+lower_in_shard_map = mlir.lower_fun(shardmap.compute)
 lower_to_shards = mlir.lower_fun(lambda *operands, task: sharding.partitioned(task, *operands))
 
 
@@ -211,6 +218,8 @@ def backward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> t
 
 def scan_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
     """Differentiate the plain JAX form, for primitives without a tangent of their own."""
+    if task.call.spread is not None:
+        raise ValueError(f"{shardmap.NAME} has no third derivative")
     results = bind(task, primals)
     live = [n for n, t in enumerate(tangents) if varying(t) and jnp.issubdtype(primals[n].dtype, jnp.floating)]
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jax
 from regard.core.statistics import GroupReceived
 from regard.jax.binding import bind
-from regard.jax.spreading import Ranks, computed, refusal, sequence_dim
+from regard.jax.spreading import Ranks, base, computed, refusal, sequence_dim
 from regard.jax.task import MATRICES, Axes, PrimitiveTask, Shape, transposed, without
 from regard.jax.xla.values import promotion
 from regard.warning import warn_once
@@ -71,8 +71,7 @@ class ShardedAxes:
 
     def inside(self, name: str, shape: Shape) -> Factors:
         """Return the axes of the call along the dimensions of an array without `vmap`."""
-        while name.startswith(("t.", "s.", "ct.")):
-            name = name.partition(".")[2]
+        name = base(name)
         found: list[str | None] = [None] * len(shape)
         if ".table" in name or name in ("seed", "origin"):
             return tuple(found)
@@ -121,7 +120,7 @@ class ShardedAxes:
 
         axes, ranks = mesh_axes.get(SEQUENCE, ()), None
         if axes:
-            ranks = Ranks.of(task, self.shapes["query"], self.shapes["key"], axes, counts[SEQUENCE])
+            ranks = Ranks.of(task, self.plain("query"), self.plain("key"), axes, counts[SEQUENCE])
 
         @shard_alone()
         def compute(*operands: Any) -> list[Any]:

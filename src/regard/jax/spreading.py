@@ -6,7 +6,6 @@ some positions send them along a binary tree to the devices that see them, and e
 and those of two steps.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,33 +26,35 @@ Operands = dict[str, Any]
 
 ENGINES = (None, "cpu", "tiled")  # that compute parts
 STATISTICS = ("lse", "entropy")
-WHOLE = {"weights": "return_weights", "jvp": "forward mode"} | dict.fromkeys(
-    ("backward_jvp", "jvp_jvp"), "a second derivative"
-)
+WHOLE = {"weights": "return_weights", "jvp_jvp": "forward over forward mode"}
 """Names of the tasks whose kind has no parts, for errors and warnings."""
 FIRST = np.zeros((), np.int32)
 """The turn of what waits for no step."""
-GRADIENTS = {"query": ("query", "sink"), "key": ("key", "value")}
+KEYS = ("key", "value")
 
 
 def refusal(task: PrimitiveTask) -> str | None:
     """Return the reason why a task needs its queries and keys whole, or None."""
     others = [name for name, _ in task.call.observe if name not in STATISTICS]
-    untrained = [name for name, _ in task.wrt if name not in (*GRADIENTS["query"], *GRADIENTS["key"])]
     if task.kind in WHOLE:
         return WHOLE[task.kind]
     if task.sizes:
         return "vmap"
     if others:
         return f"the statistic {others[0]!r}"
-    if untrained:
-        return f"the gradient of {untrained[0]}"
     return None if task.call.engine in ENGINES else f"engine={task.call.engine!r}"
+
+
+def base(name: str) -> str:
+    """Return the input or output that a tangent or cotangent belongs to."""
+    while name.startswith(("t.", "s.", "ct.")):
+        name = name.partition(".")[2]
+    return name
 
 
 def sequence_dim(task: PrimitiveTask, name: str, ndim: int) -> int | None:
     """Return the dimension of an operand or a result that is its sequence, None if it has none."""
-    name = name.removeprefix("ct.")
+    name = base(name)
     if name in MATRICES:
         return ndim - (3 if task.call.layout == "bnhd" else 2)
     return ndim - 1 if name in OUTPUTS else None
@@ -117,6 +118,19 @@ class Ranks:
                 pieces.append(self.broadcast(piece, dim, owner, *wanting(seen, self.count, owner, places)))
         return jnp.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
+    def gathered(self, name: str, like: Any, sums: Any) -> Any:
+        """Return the sums of all devices for a gradient without a sequence; for a table one after the other.
+
+        A bias with rows and keys has its sums where they are.
+        """
+        if ".table" in name:
+            return jax.lax.all_gather(sums, self.axes)
+        rows, keys = (1, 1, *like.shape)[-2:]
+        if name == "bias" and rows != 1 != keys:
+            return sums
+        dim = sums.ndim - (2 if name == "bias" and keys == 1 else 1)
+        return jax.lax.all_gather(sums, self.axes, axis=dim, tiled=True)
+
     def broadcast(self, x: Any, dim: int, owner: int, ranks: list[int], rows: slice) -> Any:
         """Send some rows of a piece from its owner to other ranks: each that has them sends them to one more."""
         have, part = [owner], jax.lax.slice_in_dim(x, rows.start, rows.stop, axis=dim)
@@ -177,55 +191,101 @@ def static_sight(task: PrimitiveTask, q: Shape, k: Shape, count: int) -> Sight |
 
 
 def computed(task: PrimitiveTask, x: Operands, ranks: Ranks) -> list[Any]:
-    """Return the results of a task on this device, from its shards of the operands."""
-    if task.kind == "forward":
-        found = passed(task, x, ranks, "", ("key", "value"))
-        return [found[name] for name in task.results]
-    found = Operands(turn=FIRST)
-    for gradients, names in GRADIENTS.items():
-        own = replace(task, wrt=tuple(y for y in task.wrt if y[0] in names))
+    """Return the results of a task on this device, from its shards of the operands.
+
+    Gradients of inputs without a sequence are those of all devices once they are added.
+    """
+    if task.kind in ("forward", "jvp"):
+        results = passed(task, x, ranks, "")
+        return [results[name] for name in task.results]
+    results = Operands(turn=FIRST)
+    if task.kind == "backward_jvp":
+        task, x, results["turn"] = along(task, x, ranks)
+    for gradients in ("query", "key"):
+        own = replace(task, wrt=tuple(y for y in task.wrt if pass_of(y[0], x[y[0]]) == gradients))
         if own.wrt:
-            passing = ("key", "value") if gradients == "query" else row_names(task, x)
-            found |= passed(own, x, ranks, gradients, passing, found["turn"])
-    return [found[name] for name, _ in task.wrt]
+            results |= passed(own, x, ranks, gradients, results["turn"])
+    return [results[name] for name, _ in task.wrt]
 
 
-def row_names(task: PrimitiveTask, x: Operands) -> list[str]:
-    """Return the names of the operands that have the rows of queries."""
-    return [name for name in x if sequence_dim(task, name, 3) is not None and name not in ("key", "value")]
+def pass_of(name: str, x: Any) -> str:
+    """Return the pass that sums the gradient of an input: "query", in which keys pass by, or "key"."""
+    rows, keys = (1, 1, *x.shape)[-2:]
+    return "key" if name in KEYS or (name == "bias" and rows == 1 != keys) else "query"
 
 
-def passed(
-    task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, names: Sequence[str], turn: Any = FIRST
-) -> Operands:
-    """Return the results by name after all steps in which arrays of these names pass by.
+def along(task: PrimitiveTask, x: Operands, ranks: Ranks) -> tuple[PrimitiveTask, Operands, Any]:
+    """Return the task of gradients' tangents with those of the outputs, its operands, and the turn after that.
+
+    Gradients are linear in the cotangents: without tangents of inputs they are the gradients along those.
+    """
+    inputs = {name: a for name, a in x.items() if "ct." not in name}
+    if not any(name.startswith("t.") for name in inputs):
+        moving = {name.removeprefix("t."): a for name, a in x.items() if name.startswith("t.ct.")}
+        return over(task, inputs | moving, "backward"), inputs | moving, FIRST
+    results = passed(replace(over(task, inputs, "jvp"), wrt=()), inputs, ranks, "")
+    x = x | {f"t.{name}": results[name] for name in task.call.outputs}
+    return over(task, x, task.kind), x, results["turn"]
+
+
+def over(task: PrimitiveTask, x: Operands, kind: str) -> PrimitiveTask:
+    """Return a task of a kind over other operands."""
+    return replace(task, kind=kind, operands=tuple(x), axes=((),) * len(x))
+
+
+def passing(task: PrimitiveTask, x: Operands, gradients: str) -> list[str]:
+    """Return the names of the operands that pass by: those of keys, or of rows for the gradients of keys."""
+    with_sequence = [name for name, a in x.items() if sequence_dim(task, name, a.ndim) is not None]
+    return [name for name in with_sequence if (base(name) in KEYS) != (gradients == "key")]
+
+
+def passed(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, turn: Any = FIRST) -> Operands:
+    """Return the results by name after all steps in which operands pass by.
 
     turn: of the step after which they begin.
     """
-    passes, seen = ranks.passes(gradients), ranks.seen(gradients)
-    turns, sums = [turn, turn], Operands()
-    rank = jax.lax.axis_index(ranks.axes).astype(np.int32)
-    found: Operands = {}
+    passes, seen, names = ranks.passes(gradients), ranks.seen(gradients), passing(task, x, gradients)
+    returns = tuple(name for name in task.results if sequence_dim(task, name, 3) is not None)
+    turns, sums, results = [turn, turn], Operands(), Operands()
+    x = x | {"rank": jax.lax.axis_index(ranks.axes).astype(np.int32)}
     for n, rows in enumerate(passes):
-        step = SequenceStep(ranks.rows, ranks.keys, rows.start, rows.stop, n == 0, n == len(passes) - 1, gradients)
-        given = {name: ranks.sent(x[name], dim_of(task, name, x[name]), rows, seen, turns[n]) for name in names}
-        found = called(task, step, {**x, **given, "rank": rank}, sums)
-        sums = {name: a for name, a in found.items() if name.startswith(parts.SUM)}
-        turns.append(found["turn"])
-    return found
+        last = n == len(passes) - 1
+        step = SequenceStep(
+            ranks.rows, ranks.keys, rows.start, rows.stop, n == 0, last, gradients, returns=returns if last else ()
+        )
+        sent = {name: ranks.sent(x[name], dim_of(task, name, x[name]), rows, seen, turns[n]) for name in names}
+        results = called(task, step, x | sent, sums)
+        sums = {name: a for name, a in results.items() if name.startswith(parts.SUM)}
+        turns.append(results["turn"])
+    if len(returns) < len(task.results):
+        results |= shared(task, x, ranks, gradients, sums)
+    return results
+
+
+def shared(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, sums: Operands) -> Operands:
+    """Return the gradients of inputs that have no sequence by name, from the sums of this device and others.
+
+    Only the first device has them, others have 0.
+    """
+    names = tuple(name for name in task.results if sequence_dim(task, name, 3) is None)
+    whole = {parts.SUM + name: ranks.gathered(name, x[name], sums[parts.SUM + name]) for name in names}
+    step = SequenceStep(ranks.rows, ranks.keys, 0, 0, True, True, "whole", returns=names)
+    results = called(task, step, x, whole)
+    return {name: results[name] for name in names}
 
 
 def called(task: PrimitiveTask, step: SequenceStep, x: Operands, sums: Operands) -> Operands:
     """Return the results of a step by name, from its operands and the sums of the step before."""
-    every = {**x, **sums}
+    every = x | sums
     operands = dict(zip(every, varying_alike([jnp.asarray(a) for a in every.values()]), strict=True))
     types = {name: (operands[name].shape, np.dtype(operands[name].dtype)) for name in x}
-    last = task.shapes(types) if step.last else []
-    task = replace(task, operands=tuple(operands), axes=((),) * len(operands), step=step)
+    shapes = dict(zip(task.results, task.shapes(types), strict=True))
+    task = replace(over(task, operands, task.kind), step=step)
     carried = parts.carried(task, types)
     task = replace(task, step=replace(step, sums=tuple(carried)))
     like = jax.typeof(operands["rank"])
-    results = [result_type(like, *shape) for shape in (*carried.values(), ((), np.dtype(np.int32)), *last)]
+    every_shape = (*carried.values(), ((), np.dtype(np.int32)), *(shapes[name] for name in step.returns))
+    results = [result_type(like, *shape) for shape in every_shape]
     aliases = {list(operands).index(name): n for n, name in enumerate(task.results[: len(carried)]) if name in sums}
     text = ffi.attribute(task, list(operands.values()), results)
     values = jax.ffi.ffi_call(ffi.TARGET, results, input_output_aliases=aliases)(*operands.values(), task=text)

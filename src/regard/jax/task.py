@@ -39,7 +39,8 @@ class StaticCall:
     text (see `rule_text`). Their tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
     offset, origin, seed: None if they are inputs; offset holds one number, or one for each batch element. observe:
     names and parameters of statistics. That of `mass` is a rule as text, with arrays named "mass2.table0" if it is the
-    third. low: forward returns what rounding takes from out, too.
+    third. low: forward returns what rounding takes from out, too. spread: axes of a `shard_map` and the number of their
+    devices, over which the sequence is sharded.
     """
 
     inputs: tuple[str, ...]
@@ -55,6 +56,7 @@ class StaticCall:
     observe: tuple[tuple[str, Any], ...]
     engine: str | None
     low: bool = False
+    spread: tuple[tuple[str, ...], int] | None = None
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -84,8 +86,9 @@ class SequenceStep:
     """A step of a call whose queries and keys lie on several devices, see `regard.jax.parts`.
 
     rows, keys: the numbers of the whole call. start, stop: the positions that pass by: keys, and rows where gradients
-    of keys are computed. first, last: there is no step before, or after. gradients: "" in forward, "query" or "key".
-    sums: the names of the arrays that go on to the next step.
+    of keys are computed. first, last: there is no step before, or after. gradients: "" in forward and its tangent,
+    "query" or "key"; "whole" after the last step of these, from the sums of all devices. sums: the names of the arrays
+    that go on to the next step. returns: those of the results of the task.
     """
 
     rows: int
@@ -96,6 +99,7 @@ class SequenceStep:
     last: bool
     gradients: str
     sums: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,7 @@ class PrimitiveTask:
     @cached_property
     def results(self) -> tuple[str, ...]:
         if self.step is not None:
-            last = replace(self, step=None).results if self.step.last else ()
-            return (*(f"sum.{name}" for name in self.step.sums), "turn", *last)
+            return (*(f"sum.{name}" for name in self.step.sums), "turn", *self.step.returns)
         if self.kind == "forward":
             return self.call.results
         if self.kind == "weights":
@@ -396,15 +399,8 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
 
     def outputs(prefix: str) -> Outputs:
-        found = [(x.get(prefix + name), shape) for name, shape in shapes.items()]
-        given = Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
-        low = x.get(prefix + "low")
-        return given if low is None else given._replace(low=np.broadcast_to(low, shapes["out"]))
-
-    def tangents(prefix: str) -> Differential:
-        parts = {name: x.get(prefix + name) for name in INPUTS}
-        given = {t: x[prefix + name] for name, t in tables.items() if prefix + name in x}
-        return Differential(**parts, tables=given)
+        found = zip(outputs_of(x, prefix), (*shapes.values(), shapes["out"]), strict=True)
+        return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
 
     def gradients(g: Differential) -> list[tuple[str, Array]]:
         found = {name: getattr(g, name) for name in INPUTS}
@@ -425,7 +421,7 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     known, given = outputs(""), Differential(y.get("query"), y.get("key"), y.get("value"))
     if task.kind == "backward":
         return gradients(engine.backward(p, known, outputs("ct."), given))
-    t = tangents("t.")
+    t = tangents_of(x, "t.", tables)
     if task.kind == "jvp":
         made = engine.jvp(p, t, known, into)[1]
         return [(name, a) for name, a in made._asdict().items() if name in task.results and a is not None]
@@ -434,6 +430,17 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
         return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents
     d_outputs = engine.jvp(p, t, known)[1]
     return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
+
+
+def outputs_of(x: Mapping[str, Array], prefix: str) -> Outputs:
+    """Return the outputs among arrays, their cotangents or tangents."""
+    return Outputs(*(x.get(prefix + name) for name in Outputs._fields))
+
+
+def tangents_of(x: Mapping[str, Array], prefix: str, tables: Mapping[str, Table]) -> Differential:
+    """Return the tangents of inputs among arrays."""
+    given = {table: x[prefix + name] for name, table in tables.items() if prefix + name in x}
+    return Differential(**{name: x.get(prefix + name) for name in INPUTS}, tables=given)
 
 
 def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Table]]:
