@@ -154,7 +154,9 @@ def test_every_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         given = {**known, **more}
         along = {f"t.{name}": d[name] for name in names} if kind == "backward_jvp" else {}
         for gradients in ("query", "key"):
-            wrt = tuple((name, ()) for name in call.differentiable if spreading.pass_of(name, x[name]) == gradients)
+            wrt = tuple(
+                (name, ()) for name in call.differentiable if spreading.pass_of(task, name, x[name].shape) == gradients
+            )
             if not wrt:
                 continue
             back = replace(spreading.over(task, given, kind), wrt=wrt)

@@ -33,7 +33,7 @@ def context_parallel_attention(
 
     Raises:
         ValueError: outside of `shard_map`; for other statistics and engine="xla"; for forward over
-            forward mode, third derivatives, and `vmap`.
+            forward mode, and for third derivatives.
 
     >>> import jax, jax.numpy as jnp, regard, regard.jax
     >>> from functools import partial

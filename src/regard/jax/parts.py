@@ -6,7 +6,7 @@ orders of one process (`regard.parallel.programs`), so the bits are too. Gradien
 the sums of all devices in a step of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,22 @@ import numpy as np
 
 from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem, SumShapes, collapse
 from regard.engines import Engine, choose
-from regard.jax.task import PrimitiveTask, SequenceStep, Shape, outputs_of, problem, tangents_of, transpose
+from regard.jax.task import (
+    SUM,
+    Arrays,
+    PrimitiveTask,
+    SequenceStep,
+    Shape,
+    apply,
+    one_call,
+    outputs_of,
+    problem,
+    tangents_of,
+)
 from regard.parallel.programs import bias_part, check_lse, part_of, untrained
 from regard.rules import Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Arrays = Mapping[str, Array]
-SUM = "sum."
 OPERANDS = ("query", "key", "value")
 
 
@@ -30,23 +39,23 @@ def carried(task: PrimitiveTask, operands: Mapping[str, tuple[Shape, np.dtype[An
     if task.step.gradients == "whole":
         return {}
     hollow = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in operands.items()}
-    return DevicePart.of(task, as_called(task, hollow), {}).carried()
+    shapes = DevicePart.of(task, one_call(task, hollow), {}).carried()
+    before = () if task.merged else task.sizes  # sums of elements that are computed one after the other
+    return {name: ((*before, *shape), dtype) for name, (shape, dtype) in shapes.items()}
 
 
 def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
     """Compute a step into `results`."""
+    assert task.step is not None
+    y = dict(zip(task.results, results, strict=True))
+    y.pop("turn")[...] = 0
+    apply(whole if task.step.gradients == "whole" else of_part, task, task.named(operands), y)
+
+
+def of_part(task: PrimitiveTask, x: Arrays, y: Arrays) -> list[tuple[str, Array]]:
+    """Return the results of a part by name, and store the sums that go on."""
     step = task.step
     assert step is not None
-    x = as_called(task, task.named(operands))
-    y = as_called(task, dict(zip(task.results, results, strict=True)))
-    values = whole(task, step, x) if step.gradients == "whole" else of_part(task, step, x, y)
-    y["turn"][...] = 0
-    for name in step.returns:
-        y[name][...] = values[name]
-
-
-def of_part(task: PrimitiveTask, step: SequenceStep, x: Arrays, y: Arrays) -> Mapping[str, Any]:
-    """Return the results of a part by name, and store the sums that go on."""
     sums: dict[str, Array] = {}
     for name in () if step.first else step.sums:
         sums[name] = y[SUM + name]
@@ -56,14 +65,7 @@ def of_part(task: PrimitiveTask, step: SequenceStep, x: Arrays, y: Arrays) -> Ma
     for name in step.sums:
         if sums.get(name) is not y[SUM + name] and y[SUM + name].size:
             y[SUM + name][...] = sums[name]
-    return values
-
-
-def as_called(task: PrimitiveTask, x: Arrays) -> dict[str, Array]:
-    """Return views (..., h, n, d) of arrays; sums have that order already."""
-    if task.call.layout != "bnhd":
-        return dict(x)
-    return {name: a if name.startswith(SUM) else transpose(name, a) for name, a in x.items()}
+    return [(name, values[name]) for name in step.returns]
 
 
 def whole_call(task: PrimitiveTask, x: Arrays) -> tuple[Problem, dict[str, Table]]:
@@ -146,17 +148,16 @@ class DevicePart:
 
     def compute(self) -> Mapping[str, Any]:
         """Compute the part, and return its results by name, which are whole in the last step alone."""
-        p, known = self.part, outputs_of(self.x, "")
+        p = self.part
         if self.task.kind == "forward":
             into = Outputs(None, None, None, p.new_output()) if self.task.call.low else None
             return self.engine.forward(p, None, into)[0]._asdict()
+        known, ct, d, d_ct = (outputs_of(self.x, prefix, p) for prefix in ("", "ct.", "t.", "t.ct."))
         if self.task.kind == "jvp":
             return self.engine.jvp(p, self.tangents(), known)[1]._asdict()
-        ct = outputs_of(self.x, "ct.")
         if self.task.kind == "backward":
             check_lse(known.lse)
             return self.gradients(self.engine.backward(p, known, ct))
-        d, d_ct = (outputs_of(self.x, prefix) for prefix in ("t.", "t.ct."))
         return self.gradients(self.engine.backward_jvp(p, known, ct, self.tangents(), d, d_ct))
 
     def tangents(self) -> Differential:
@@ -187,12 +188,14 @@ class DevicePart:
         return collapse(self.sums[name], self.x[name].shape).astype(gradient.dtype)
 
 
-def whole(task: PrimitiveTask, step: SequenceStep, x: Arrays) -> Mapping[str, Any]:
+def whole(task: PrimitiveTask, x: Arrays, y: Arrays) -> Iterable[tuple[str, Array]]:
     """Return gradients of bias, sink and tables on one device, from the sums of all.
 
     Devices' gradients are added: so the first has them, and others have 0. A bias with rows and keys has a device's own
     rows alone.
     """
+    step = task.step
+    assert step is not None
     p, tables = whole_call(task, x)
     gradients = {name: np.zeros(x[name].shape, x[name].dtype) for name in step.returns}
     with np.errstate(all="ignore"):
@@ -202,7 +205,7 @@ def whole(task: PrimitiveTask, step: SequenceStep, x: Arrays) -> Mapping[str, An
                 into[..., rows.start : rows.stop, :] = x[SUM + name]
             elif int(x["rank"]) == 0:
                 into[...] = gradient_of(name, x[SUM + name], p, tables)
-    return gradients
+    return gradients.items()
 
 
 def gradient_of(name: str, sums: Array, p: Problem, tables: Mapping[str, Table]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 import jax
 from regard.jax.spreading import Ranks, computed, dim_of, refusal
-from regard.jax.task import PrimitiveTask
+from regard.jax.task import PrimitiveTask, without
 from regard.jax.xla.values import promotion
 
 NAME = "context_parallel_attention"
@@ -41,7 +41,8 @@ def compute(*operands: Any, task: PrimitiveTask) -> list[Any]:
 
     def whole(name: str) -> tuple[int, ...]:
         dim = dim_of(task, name, x[name])
-        return tuple(n * count if axis == dim else n for axis, n in enumerate(x[name].shape))
+        shape = tuple(n * count if axis == dim else n for axis, n in enumerate(x[name].shape))
+        return without(shape, task.axes_of[name])
 
     with promotion():
         return computed(task, x, Ranks.of(task, whole("query"), whole("key"), axes, count))

@@ -6,7 +6,9 @@ some positions send them along a binary tree to the devices that see them, and e
 and those of two steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +18,18 @@ import jax
 from regard.core.problem import KEY_STEP, ROW_STEP, Problem
 from regard.jax import ffi, parts
 from regard.jax.binding import result_type, varying_alike
-from regard.jax.task import MATRICES, OUTPUTS, PrimitiveTask, SequenceStep, Shape, outline, transposed
+from regard.jax.task import (
+    MATRICES,
+    OUTPUTS,
+    SUM,
+    Axes,
+    PrimitiveTask,
+    SequenceStep,
+    Shape,
+    outline,
+    transposed,
+    without,
+)
 from regard.parallel.dealing import Deal, steps
 from regard.parallel.sight import TILE, Sight, sight_of
 from regard.rules import Mask, reads
@@ -31,6 +44,7 @@ WHOLE = {"weights": "return_weights", "jvp_jvp": "forward over forward mode"}
 FIRST = np.zeros((), np.int32)
 """The turn of what waits for no step."""
 KEYS = ("key", "value")
+EMPTY: Mapping[str, Axes] = MappingProxyType({})
 
 
 def refusal(task: PrimitiveTask) -> str | None:
@@ -38,8 +52,8 @@ def refusal(task: PrimitiveTask) -> str | None:
     others = [name for name, _ in task.call.observe if name not in STATISTICS]
     if task.kind in WHOLE:
         return WHOLE[task.kind]
-    if task.sizes:
-        return "vmap"
+    if 0 in task.sizes:
+        return "vmap of no elements"
     if others:
         return f"the statistic {others[0]!r}"
     return None if task.call.engine in ENGINES else f"engine={task.call.engine!r}"
@@ -62,9 +76,10 @@ def sequence_dim(task: PrimitiveTask, name: str, ndim: int) -> int | None:
 
 def dim_of(task: PrimitiveTask, name: str, x: Any) -> int:
     """Return `sequence_dim` of an array that has one."""
-    dim = sequence_dim(task, name, x.ndim)
+    rest = [n for n in range(x.ndim) if n not in task.axes_of[name]]
+    dim = sequence_dim(task, name, len(rest))
     assert dim is not None
-    return dim
+    return rest[dim]
 
 
 @dataclass(frozen=True)
@@ -118,17 +133,17 @@ class Ranks:
                 pieces.append(self.broadcast(piece, dim, owner, *wanting(seen, self.count, owner, places)))
         return jnp.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
-    def gathered(self, name: str, like: Any, sums: Any) -> Any:
+    def gathered(self, task: PrimitiveTask, name: str, shape: Shape, sums: Any) -> Any:
         """Return the sums of all devices for a gradient without a sequence; for a table one after the other.
 
         A bias with rows and keys has its sums where they are.
         """
         if ".table" in name:
-            return jax.lax.all_gather(sums, self.axes)
-        rows, keys = (1, 1, *like.shape)[-2:]
-        if name == "bias" and rows != 1 != keys:
+            return jax.lax.all_gather(sums, self.axes, axis=0 if task.merged else len(task.sizes))
+        rows, keys = bias_axes(task, shape) if name == "bias" else (False, False)
+        if rows and keys:
             return sums
-        dim = sums.ndim - (2 if name == "bias" and keys == 1 else 1)
+        dim = sums.ndim - (2 if name == "bias" and not keys else 1)
         return jax.lax.all_gather(sums, self.axes, axis=dim, tiled=True)
 
     def broadcast(self, x: Any, dim: int, owner: int, ranks: list[int], rows: slice) -> Any:
@@ -202,16 +217,21 @@ def computed(task: PrimitiveTask, x: Operands, ranks: Ranks) -> list[Any]:
     if task.kind == "backward_jvp":
         task, x, results["turn"] = along(task, x, ranks)
     for gradients in ("query", "key"):
-        own = replace(task, wrt=tuple(y for y in task.wrt if pass_of(y[0], x[y[0]]) == gradients))
+        own = replace(task, wrt=tuple(y for y in task.wrt if pass_of(task, y[0], x[y[0]].shape) == gradients))
         if own.wrt:
             results |= passed(own, x, ranks, gradients, results["turn"])
     return [results[name] for name, _ in task.wrt]
 
 
-def pass_of(name: str, x: Any) -> str:
+def pass_of(task: PrimitiveTask, name: str, shape: Shape) -> str:
     """Return the pass that sums the gradient of an input: "query", in which keys pass by, or "key"."""
-    rows, keys = (1, 1, *x.shape)[-2:]
-    return "key" if name in KEYS or (name == "bias" and rows == 1 != keys) else "query"
+    return "key" if name in KEYS or (name == "bias" and bias_axes(task, shape) == (False, True)) else "query"
+
+
+def bias_axes(task: PrimitiveTask, shape: Shape) -> tuple[bool, bool]:
+    """Return whether a bias has rows, and whether it has keys."""
+    rows, keys = (1, 1, *without(shape, task.axes_of["bias"]))[-2:]
+    return rows != 1, keys != 1
 
 
 def along(task: PrimitiveTask, x: Operands, ranks: Ranks) -> tuple[PrimitiveTask, Operands, Any]:
@@ -221,16 +241,23 @@ def along(task: PrimitiveTask, x: Operands, ranks: Ranks) -> tuple[PrimitiveTask
     """
     inputs = {name: a for name, a in x.items() if "ct." not in name}
     if not any(name.startswith("t.") for name in inputs):
-        moving = {name.removeprefix("t."): a for name, a in x.items() if name.startswith("t.ct.")}
-        return over(task, inputs | moving, "backward"), inputs | moving, FIRST
+        moving = {name: name.removeprefix("t.") for name in x if name.startswith("t.ct.")}
+        axes = {to: task.axes_of[name] for name, to in moving.items()}
+        x = inputs | {to: x[name] for name, to in moving.items()}
+        return over(task, x, "backward", axes), x, FIRST
     results = passed(replace(over(task, inputs, "jvp"), wrt=()), inputs, ranks, "")
-    x = x | {f"t.{name}": results[name] for name in task.call.outputs}
-    return over(task, x, task.kind), x, results["turn"]
+    d = {f"t.{name}": results[name] for name in task.call.outputs}
+    first = tuple(range(len(task.sizes)))
+    return over(task, x | d, task.kind, dict.fromkeys(d, first)), x | d, results["turn"]
 
 
-def over(task: PrimitiveTask, x: Operands, kind: str) -> PrimitiveTask:
-    """Return a task of a kind over other operands."""
-    return replace(task, kind=kind, operands=tuple(x), axes=((),) * len(x))
+def over(task: PrimitiveTask, x: Operands, kind: str, axes: Mapping[str, Axes] = EMPTY) -> PrimitiveTask:
+    """Return a task of a kind over other operands.
+
+    axes: those of `vmap` of operands, where they are not the task's.
+    """
+    every = {**task.axes_of, **axes}
+    return replace(task, kind=kind, operands=tuple(x), axes=tuple(every.get(name, ()) for name in x))
 
 
 def passing(task: PrimitiveTask, x: Operands, gradients: str) -> list[str]:
@@ -255,7 +282,7 @@ def passed(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, turn:
         )
         sent = {name: ranks.sent(x[name], dim_of(task, name, x[name]), rows, seen, turns[n]) for name in names}
         results = called(task, step, x | sent, sums)
-        sums = {name: a for name, a in results.items() if name.startswith(parts.SUM)}
+        sums = {name: a for name, a in results.items() if name.startswith(SUM)}
         turns.append(results["turn"])
     if len(returns) < len(task.results):
         results |= shared(task, x, ranks, gradients, sums)
@@ -268,7 +295,7 @@ def shared(task: PrimitiveTask, x: Operands, ranks: Ranks, gradients: str, sums:
     Only the first device has them, others have 0.
     """
     names = tuple(name for name in task.results if sequence_dim(task, name, 3) is None)
-    whole = {parts.SUM + name: ranks.gathered(name, x[name], sums[parts.SUM + name]) for name in names}
+    whole = {SUM + name: ranks.gathered(task, name, x[name].shape, sums[SUM + name]) for name in names}
     step = SequenceStep(ranks.rows, ranks.keys, 0, 0, True, True, "whole", returns=names)
     results = called(task, step, x, whole)
     return {name: results[name] for name in names}

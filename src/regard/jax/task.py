@@ -5,7 +5,7 @@ Nothing here depends on JAX: operands and results are NumPy views of its buffers
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,10 +22,13 @@ from regard.runtime.forks import cached_property
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
+Arrays = Mapping[str, Array]
+Function = Callable[["PrimitiveTask", Arrays, Arrays], Iterable[tuple[str, Array]]]
 
 INPUTS = ("query", "key", "value", *ARRAYS)
 OUTPUTS = ("out", "lse", "entropy")
 MATRICES = ("query", "key", "value", "out", "low")  # arrays that depend on `layout`
+SUM = "sum."  # before the names of sums that go on from step to step
 FIELDS = frozenset({*RULES, *ARRAYS, "dropout", "positions_first", "observe"})
 """The optional fields of a `Problem` that travel through a compiled program."""
 CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
@@ -136,7 +139,7 @@ class PrimitiveTask:
     @cached_property
     def results(self) -> tuple[str, ...]:
         if self.step is not None:
-            return (*(f"sum.{name}" for name in self.step.sums), "turn", *self.step.returns)
+            return (*(f"{SUM}{name}" for name in self.step.sums), "turn", *self.step.returns)
         if self.kind == "forward":
             return self.call.results
         if self.kind == "weights":
@@ -282,40 +285,72 @@ def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
 
 def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
     """Compute a task into `results`, arrays with the caller's order of axes."""
-    call = task.call
-    x, y = task.named(operands), dict(zip(task.results, results, strict=True))
-    if task.sizes:
-        axes = dict(task.wrt) or dict.fromkeys(task.results, tuple(range(len(task.sizes))))
-        x = {name: front(a, task.axes_of[name]) for name, a in x.items()}
-        y = {name: front(a, axes[name]) for name, a in y.items()}
-    if call.layout == "bnhd":
-        x, y = ({n: transpose(n, a) for n, a in given.items()} for given in (x, y))
-    count = len(task.sizes)
-    if not count:
-        for name, value in compute(task, x, y):
+    apply(compute, task, task.named(operands), dict(zip(task.results, results, strict=True)))
+
+
+def apply(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) -> None:
+    """Call a function on operands and results (..., h, n, d), and store what it returns by name.
+
+    It is called for all elements of a `vmap` together, or for one after the other.
+    """
+    x = as_called(task, x, task.axes_of)
+    y = as_called(task, y, dict(task.wrt) or dict.fromkeys(y, tuple(range(len(task.sizes)))))
+    if not task.sizes:
+        for name, value in function(task, x, y):
             if value is not y[name]:
                 y[name][...] = value
-        return
-    if task.merged:
-        merge(task, x, y)
-        return
+    elif task.merged:
+        merge(function, task, x, y)
+    else:
+        one_by_one(function, task, x, y)
+
+
+def as_called(task: PrimitiveTask, x: Arrays, axes: Mapping[str, Axes]) -> dict[str, Array]:
+    """Return views (*sizes, ..., h, n, d) of arrays, of size 1 along axes of `vmap` that they lack.
+
+    Sums of a step have that order already.
+    """
+    if not task.sizes and task.call.layout != "bnhd":
+        return dict(x)
+
+    def view(name: str, a: Array) -> Array:
+        if name.startswith(SUM):
+            return a
+        a = front(a, axes.get(name, ())) if task.sizes else a
+        return transpose(name, a) if task.call.layout == "bnhd" else a
+
+    return {name: view(name, a) for name, a in x.items()}
+
+
+def one_call(task: PrimitiveTask, x: Arrays) -> dict[str, Array]:
+    """Return the operands of a function that `apply` calls, the first time."""
+    x = as_called(task, x, task.axes_of)
+    if not task.sizes:
+        return x
+    return leading(task, x) if task.merged else {name: pick(a, (0,) * len(task.sizes)) for name, a in x.items()}
+
+
+def pick(a: Array, index: Shape) -> Array:
+    """Return the part of an array for an element of a `vmap`."""
+    at: Any = tuple(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False))
+    part: Array = a[(*at, ...)]
+    return part
+
+
+def one_by_one(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) -> None:
+    """Compute the elements of a `vmap` one after the other."""
+    count = len(task.sizes)
     totals: dict[str, Array] = {}
     for index in np.ndindex(task.sizes):
-
-        def pick(a: Array, index: Shape = index) -> Array:
-            at: Any = tuple(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False))
-            part: Array = a[(*at, ...)]
-            return part
-
-        mine = {name: pick(a) for name, a in y.items() if a.shape[:count] == task.sizes}
-        for name, value in compute(task, {name: pick(a) for name, a in x.items()}, mine):
+        mine = {name: pick(a, index) for name, a in y.items() if a.shape[:count] == task.sizes}
+        for name, value in function(task, {name: pick(a, index) for name, a in x.items()}, mine):
             if name in mine:
                 if value is not mine[name]:
                     mine[name][...] = value
             else:  # summed over the elements that share it
                 if name not in totals:
                     totals[name] = np.zeros(y[name].shape, compute_dtype(value.dtype))
-                pick(totals[name])[...] += value
+                pick(totals[name], index)[...] += value
     for name, a in y.items():
         if name in totals:
             a[...] = totals[name]
@@ -340,48 +375,52 @@ def transpose(name: str, a: Array) -> Array:
     return a.swapaxes(-2, -3) if name.rpartition(".")[2] in MATRICES else a
 
 
-def merge(task: PrimitiveTask, x: dict[str, Array], y: dict[str, Array]) -> None:
-    """Compute all elements of a `vmap` in one call, as leading dimensions."""
-    count = len(task.sizes)
-    lead = max(x[name].ndim - count - 3 for name in ("query", "key", "value"))
-    trailing = {
-        "query": 3,
-        "key": 3,
-        "value": 3,
-        "bias": 3,
-        "offset": 0,
-        "out": 3,
-        "low": 3,
-        "lse": 2,
-        "entropy": 2,
-        "weights": 3,
+TRAILING = {
+    "query": 3, "key": 3, "value": 3, "bias": 3, "offset": 0, "out": 3, "low": 3, "lse": 2, "entropy": 2, "weights": 3,
+}  # fmt: skip
+"""The dimensions of arrays behind the call's leading ones."""
+
+
+def pad(task: PrimitiveTask, lead: int, name: str, a: Array) -> Array:
+    """Return a view with the axes of `vmap` before `lead` leading dimensions; of one without those, without both."""
+    count, last = len(task.sizes), name.rpartition(".")[2]
+    keep = 3 if last.startswith("dense") else TRAILING.get(last)
+    if name.startswith(SUM):
+        return a
+    if keep is None:
+        return a.reshape(a.shape[count:])
+    return a.reshape(*a.shape[:count], *(1,) * (lead + keep + count - a.ndim), *a.shape[count:])
+
+
+def lead_of(task: PrimitiveTask, x: Arrays) -> int:
+    """Return the number of leading dimensions of one element."""
+    return max(x[name].ndim - len(task.sizes) - 3 for name in ("query", "key", "value"))
+
+
+def leading(task: PrimitiveTask, x: Arrays) -> dict[str, Array]:
+    """Return operands whose axes of `vmap` are leading dimensions of the call.
+
+    An input gets every one of its tangents and its gradient.
+    """
+    x, count, lead = dict(x), len(task.sizes), lead_of(task, x)
+    wanted = {
+        name: [1 if axis is None else n for axis, n in zip(axes, task.sizes, strict=True)] for name, axes in task.wrt
     }
-
-    def rank(name: str) -> int | None:
-        """Return the rank of an array with the call's leading dimensions, or None."""
-        name = name.rpartition(".")[2]
-        keep = 3 if name.startswith("dense") else trailing.get(name)
-        return None if keep is None else lead + keep
-
-    def pad(name: str, a: Array) -> Array:
-        want = rank(name)
-        if want is None:
-            return a.reshape(a.shape[count:])
-        return a.reshape(*a.shape[:count], *(1,) * (want + count - a.ndim), *a.shape[count:])
-
-    # An input gets every batch axis of its tangents and its gradient.
     alike = np.broadcast_shapes(*(x[name].shape[:count] for name in ("query", "key", "value"))) == task.sizes
     for name in task.call.differentiable:
-        kin = [a for n, a in (*x.items(), *(y.items() if task.wrt else ())) if n in (name, f"t.{name}", f"s.{name}")]
-        shape = np.broadcast_shapes(*(a.shape[:count] for a in kin))
+        kin = [n for n in (name, f"t.{name}", f"s.{name}") if n in x]
+        shape = np.broadcast_shapes(wanted.get(name, ()), *(x[n].shape[:count] for n in kin))
         if name == "query" and not alike:
             shape = task.sizes
-        for n in (name, f"t.{name}", f"s.{name}"):
-            if n in x:
-                x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
-    padded = {name: pad(name, a) for name, a in x.items()}
-    into = {name: pad(name, a) for name, a in y.items()}
-    for name, value in compute(task, padded, into):
+        for n in kin:
+            x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
+    return {name: pad(task, lead, name, a) for name, a in x.items()}
+
+
+def merge(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) -> None:
+    """Compute all elements of a `vmap` in one call, as leading dimensions."""
+    into = {name: pad(task, lead_of(task, x), name, a) for name, a in y.items()}
+    for name, value in function(task, leading(task, x), into):
         target = into[name]
         if value is not target:
             target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
@@ -397,10 +436,6 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     engine = choose(p, call.engine, task.kind)
     shapes = dict(zip(OUTPUTS, (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q)), strict=True))
     into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
-
-    def outputs(prefix: str) -> Outputs:
-        found = zip(outputs_of(x, prefix), (*shapes.values(), shapes["out"]), strict=True)
-        return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
 
     def gradients(g: Differential) -> list[tuple[str, Array]]:
         found = {name: getattr(g, name) for name in INPUTS}
@@ -418,23 +453,25 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
-    known, given = outputs(""), Differential(y.get("query"), y.get("key"), y.get("value"))
+    known, given = outputs_of(x, "", p), Differential(y.get("query"), y.get("key"), y.get("value"))
     if task.kind == "backward":
-        return gradients(engine.backward(p, known, outputs("ct."), given))
+        return gradients(engine.backward(p, known, outputs_of(x, "ct.", p), given))
     t = tangents_of(x, "t.", tables)
     if task.kind == "jvp":
         made = engine.jvp(p, t, known, into)[1]
         return [(name, a) for name, a in made._asdict().items() if name in task.results and a is not None]
-    d_ct = outputs("t.ct.")
+    d_ct = outputs_of(x, "t.ct.", p)
     if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
         return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents
     d_outputs = engine.jvp(p, t, known)[1]
-    return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
+    return gradients(engine.backward_jvp(p, known, outputs_of(x, "ct.", p), t, d_outputs, d_ct))
 
 
-def outputs_of(x: Mapping[str, Array], prefix: str) -> Outputs:
-    """Return the outputs among arrays, their cotangents or tangents."""
-    return Outputs(*(x.get(prefix + name) for name in Outputs._fields))
+def outputs_of(x: Mapping[str, Array], prefix: str, p: Problem) -> Outputs:
+    """Return the outputs of a call among arrays, their cotangents or tangents."""
+    rows, matrix = p.shape(p.n_q), p.shape(p.n_q, p.d_v)
+    given = zip((x.get(prefix + name) for name in Outputs._fields), (matrix, rows, rows, matrix), strict=True)
+    return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in given))
 
 
 def tangents_of(x: Mapping[str, Array], prefix: str, tables: Mapping[str, Table]) -> Differential:
