@@ -101,7 +101,9 @@ def spread(task: PrimitiveTask, x: Arrays, count: int, gradients: str) -> Arrays
     joined = {}
     for name in with_sequence(task):
         each = [results[name] for _, _, results in every]
-        joined[name] = np.concatenate(each, spreading.dim_of(task, name, each[0]))
+        dim = spreading.sequence_dim(task, name, each[0].ndim)
+        assert dim is not None
+        joined[name] = np.concatenate(each, dim)
     names = tuple(name for name in task.results if name not in joined)
     if names:
         sums = [{parts.SUM + name: results[parts.SUM + name] for name in names} for _, _, results in every]
@@ -160,7 +162,8 @@ def test_every_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
             if not wrt:
                 continue
             back = replace(spreading.over(task, given, kind), wrt=wrt)
-            expected, found = whole(back, given), spread(back, {**given, **along}, count, gradients)
+            moved = spreading.over(back, {**given, **along}, kind)
+            expected, found = whole(back, given), spread(moved, {**given, **along}, count, gradients)
             for name in [name for name in expected if ".table" in name]:
                 size = np.abs(expected[name]).max(initial=1)
                 np.testing.assert_allclose(found.pop(name), expected.pop(name), rtol=1e-4, atol=1e-5 * size)
