@@ -80,6 +80,18 @@ def test_the_pool_can_be_switched_off(monkeypatch, chosen):
     assert len(memory._warm) + len(memory._released) == kept
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc/self/maps")
+def test_no_pool_has_what_is_made_inside_of_unpooled():
+    with memory.unpooled():
+        x = memory.empty((40 * memory.PAGE,), np.uint8)
+    at = x.ctypes.data + 20 * memory.PAGE
+    assert mapped(at)
+    del x
+    assert not mapped(at)
+    assert len(memory._warm) + len(memory._released) == 0
+    assert memory.pooled()
+
+
 def test_the_switch_of_the_pool_is_checked(monkeypatch):
     monkeypatch.setenv("REGARD_POOL", "of")
     with pytest.raises(ValueError, match=r"^REGARD_POOL must be on or off, got 'of'$"):

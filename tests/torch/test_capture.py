@@ -460,3 +460,36 @@ def test_no_later_ids_get_the_address_of_those_that_were_read() -> None:
     assert kept() is not None
     texts.read("decoder", {"input_ids": torch.arange(6)[:, None]}, named=True, depth=1)
     assert texts.times["decoder"] == 2
+
+
+class Mixing(nn.Module):
+    """Attention of one tensor for queries, keys and values, and a convolution over its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.conv = nn.Linear(8, 24), nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        out = scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.conv(2 * out.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("queries", [None, [3]])
+def test_no_activation_outlives_its_layer(queries: Any) -> None:
+    """Queries, keys and values that a model computes as one tensor are freed with it, and what its modules read."""
+    inside: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def note(*tensors: torch.Tensor) -> None:
+        inside.extend(weakref.ref(x.untyped_storage()) for x in tensors)
+
+    model = nn.Sequential(*(Mixing() for _ in range(3)))
+    for layer in model:
+        layer.qkv.register_forward_hook(lambda module, read, made: note(made))
+        layer.conv.register_forward_hook(lambda module, read, made: note(*read, made))
+        layer.register_forward_hook(lambda *_: alive.extend(place() is not None for place in inside))
+    with torch.no_grad(), regard.capture(model, queries=queries) as seen:
+        model(torch.randn(1, 5, 8))
+    assert alive == [False] * (3 + 6 + 9)
+    assert [layer.n_q for layer in seen] == [5 if queries is None else 1] * 3

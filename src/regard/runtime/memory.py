@@ -4,7 +4,7 @@ The first thread to write to a new page waits for the system: 1 to 16 µs for 4 
 too. (Backward on two threads was no faster than on one.) So a large array begins on a page of 2 MiB where the system
 has such. Up to POOLED bytes of dropped arrays are reused for arrays of their size. All but the last WARM of them are
 released lazily (MADV_FREE): the system may take their pages. `tracemalloc` counts arrays that callers hold, as it does
-for NumPy. REGARD_POOL=off returns dropped memory to the system at once.
+for NumPy. REGARD_POOL=off returns dropped memory to the system at once, and so does `unpooled`.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -13,7 +13,8 @@ import mmap
 import os
 import sys
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from ctypes import c_size_t, c_uint, pythonapi
 from math import prod
 from typing import Any
@@ -64,6 +65,7 @@ class _Lease(ref[Array]):
 _warm: deque[PoolBlock] = deque()
 _released: deque[PoolBlock] = deque()
 _leases: dict[int, _Lease] = {}
+_unpooled: set[object] = set()  # one for each `unpooled` that runs, in any thread
 
 
 def empty(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
@@ -116,7 +118,18 @@ def pooled() -> bool:
     chosen = os.environ.get("REGARD_POOL") or "on"
     if chosen.lower() not in ("on", "off"):
         raise ValueError(f"REGARD_POOL must be on or off, got {chosen!r}")
-    return chosen.lower() == "on"
+    return chosen.lower() == "on" and not _unpooled
+
+
+@contextmanager
+def unpooled() -> Iterator[None]:
+    """Return arrays that are made inside of a `with` to the system as soon as they are dropped."""
+    mark = object()
+    _unpooled.add(mark)
+    try:
+        yield
+    finally:
+        _unpooled.remove(mark)
 
 
 def _mapped(length: int) -> mmap.mmap:

@@ -126,9 +126,14 @@ class GridRecorder:
         self.sources: dict[str, Source] = {}  # by module, the last one last
         self.of_layer: dict[str, Source | None] = {}
         self._sound = False
-        self._chain: tuple[str, torch.Tensor] | None = None  # the first of convolutions that follow each other
+        self._chain: str | None = None  # the first of convolutions that follow each other
         self._picture: torch.Tensor | None = None
+        self._begins = True
         self._cut: tuple[int, Array] | None = None  # the side of a patch, and the sizes of pictures that were padded
+
+    def begin(self) -> None:
+        """Note that the model begins another forward."""
+        self._begins = True
 
     def entering(self, name: str, module: nn.Module, given: dict[str, Any]) -> None:
         """Note the sizes that a module is given."""
@@ -150,7 +155,7 @@ class GridRecorder:
 
     def attended(self, layer: str, n_k: int, text: bool) -> None:
         """Note an attention call of a layer. text: its keys are a text."""
-        self._chain = None
+        self._chain, self._begins = None, False
         source = None if text else next(reversed(self.sources.values()), None)
         if source is not None:
             source.attended(n_k)
@@ -216,10 +221,11 @@ class GridRecorder:
         dimensions = len(module.kernel_size)
         if not isinstance(given, torch.Tensor) or given.ndim != dimensions + 2:
             return
-        first, read = self._chain or (name, given.detach())
-        self._chain = first, read
-        if read.shape[1] in (1, 3) or (self._picture is None and dimensions == 1):
-            self._picture = read
+        if self._chain is None:
+            self._chain = name
+            if given.shape[1] in (1, 3) or (self._begins and dimensions == 1):
+                self._picture = given.detach()
+            self._begins = False
         if max(module.stride) < 2:
             return
         rows, columns = (1, *output.shape[2:]) if dimensions == 1 else output.shape[2:]
@@ -228,7 +234,7 @@ class GridRecorder:
             [(int(rows), int(columns))] * len(output), lambda: self._draw(shown, sound), sound=sound,
             seconds=self._seconds(shown) if sound else None, flipped=sound and dimensions == 2,
         )  # fmt: skip
-        self._take(first, source if self._cut is None else _cut(source, *self._cut))
+        self._take(self._chain, source if self._cut is None else _cut(source, *self._cut))
 
     def _draw(self, read: torch.Tensor | None, sound: bool | None) -> list[Any]:
         """Return the pixels of a batch of pictures, spectrograms or waveforms."""

@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, Self
+from weakref import ref
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from regard.interpret.capture.grids import given_grid, with_grid
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.capture.pictures import pixels
+from regard.runtime.memory import unpooled
 from regard.torch import adapter
 from regard.torch.arrays import autocast
 from regard.torch.capture.grids import GridRecorder, given_queries
@@ -81,6 +83,7 @@ def capture(
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
             switched.enter_context(recorder.hooked())
+            switched.enter_context(unpooled())
             switched.enter_context(adapter.watched(recorder.attention))
             switched.enter_context(SdpaMode())
             yield seen
@@ -116,13 +119,48 @@ def _name(model: nn.Module) -> str:
     return f"{type(model).__name__} {path.name if local else given}".strip()
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Place:
+    """The place of a tensor in memory, which it does not keep alive.
+
+    storage: dead once the memory may belong to another tensor.
+    """
+
+    storage: ref[torch.UntypedStorage]
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Self:
+        return cls(ref(x.untyped_storage()), x.dtype, x.shape, x.stride(), x.storage_offset())
+
+    def holds(self, x: torch.Tensor) -> bool:
+        """Return True if `x` is the tensor, or one with the same numbers."""
+        return self._shares(x) and self.shape == x.shape and self.offset == x.storage_offset()
+
+    def precedes(self, x: torch.Tensor, axis: int) -> bool:
+        """Return True if `x` is a view of the same tensor, behind this one along an axis."""
+        if not self._shares(x):
+            return False
+        shape = list(self.shape)
+        shape[axis] = x.shape[axis]
+        end = self.offset + self.shape[axis] * self.stride[axis]
+        return shape == list(x.shape) and end == x.storage_offset()
+
+    def _shares(self, x: torch.Tensor) -> bool:
+        same = self.dtype == x.dtype and self.stride == x.stride()
+        return same and self.storage() is x.untyped_storage()
+
+
+@dataclass(frozen=True)
 class _LastCall:
     """The last call, whose tensors another may go on with."""
 
     layer: str
-    query: torch.Tensor
-    key: torch.Tensor
+    query: _Place
+    key: _Place
     rows: int
 
 
@@ -186,6 +224,7 @@ class Recorder:
                 if not self._running:
                     self.runs += 1
                     self.store.forget()
+                    self.read.begin()
                     self._times.clear()
                     self.texts.times.clear()
                 self.texts.read(name, given, "input_ids" in names, len(self._running))
@@ -256,17 +295,17 @@ class Recorder:
         module, last = self._running[-1].name or "attention", self._last
         axis = -3 if options.get("layout") == "bnhd" else -2
         n_q = query.shape[axis]
-        own_keys = last is not None and _follows(last.key, key, axis)
+        own_keys = last is not None and last.key.precedes(key, axis)
         piece = last is not None and self._is_piece(last, query, key, axis)
         q, k = (autocast(x) if torch.is_autocast_enabled("cpu") else x for x in (query, key))
         given = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
         arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
         call = CapturedCall.of(**arrays, options=given, cross=_crosses(self._running[-1], query))
         if last is not None and piece and self._add_piece(last.layer, call, own_keys):
-            self._last = _LastCall(last.layer, query, key, last.rows + n_q)
+            self._last = _LastCall(last.layer, _Place.of(query), _Place.of(key), last.rows + n_q)
             return
         name, how = self._continued(module, call)
-        self._last = _LastCall(name, query, key, n_q)
+        self._last = _LastCall(name, _Place.of(query), _Place.of(key), n_q)
         self.lengths[name] = _cached_length(self._running[-1])
         if not call.cross:
             self._how = how
@@ -366,7 +405,7 @@ class Recorder:
         """
         if not self._running or (self._running[-1].name or "attention") != _module(last.layer):
             return False
-        if not _follows(last.query, query, axis) or not (_follows(last.key, key, axis) or _same(last.key, key)):
+        if not last.query.precedes(query, axis) or not (last.key.precedes(key, axis) or last.key.holds(key)):
             return False
         for running in reversed(self._running):
             given = [x for x in running.given.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
@@ -463,18 +502,6 @@ def _is(chosen: int | str, number: int, name: str) -> bool:
 def _module(layer: str) -> str:
     """Return the name of the module of a layer."""
     return layer.partition("#")[0]
-
-
-def _follows(a: torch.Tensor, b: torch.Tensor, axis: int) -> bool:
-    """Return True if a and b are views of one tensor, b behind a along an axis."""
-    same = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.dtype == b.dtype
-    if not same or a.stride() != b.stride() or a.movedim(axis, 0).shape[1:] != b.movedim(axis, 0).shape[1:]:
-        return False
-    return b.storage_offset() == a.storage_offset() + a.shape[axis] * a.stride(axis)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
