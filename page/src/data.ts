@@ -47,6 +47,8 @@ export interface Grid {
   height: number;
   /** The length of a sound. */
   seconds: number | null;
+  /** One of several: a frame of a video, or the whole of a picture and its tiles. */
+  name?: string;
 }
 
 /** Settings of a run; a model of one's own has a text alone, and one that reads pictures a picture. */

@@ -15,6 +15,7 @@ from captures import assert_weights, eager
 from regard.interpret.capture import pictures
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.grids import PatchGrid
+from regard.interpret.capture.layers import Layer
 from regard.viewer.scene.sources import captured
 
 try:
@@ -204,6 +205,139 @@ def test_a_patch_is_where_the_model_read_it(name: str) -> None:
             cells = grid.picture[..., 0].reshape(grid.rows, grid.picture.shape[0] // grid.rows, grid.columns, -1)
             lightest = np.unravel_index(cells.mean((1, 3)).argmax(), (grid.rows, grid.columns))
             assert lightest == (int(row / scale), int(column / scale))
+
+
+def of_tiles(name: str, most: int = 9) -> Any:
+    """A model that reads a picture of 32 × 32, and tiles of that size."""
+    pinpoints = {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64], [32, 96]], "image_token_index": 99}
+    torch.manual_seed(0)
+    if name == "LLaVA-NeXT":
+        vision = {"model_type": "clip_vision_model", **VISION, "projection_dim": 32}
+        config = t.LlavaNextConfig(vision_config=vision, text_config={"model_type": "llama", **TEXT}, **pinpoints)
+        return t.LlavaNextForConditionalGeneration(config).eval()
+    vision = {"model_type": "siglip_vision_model", **VISION, "vision_use_head": False}
+    more = pinpoints | {"vision_aspect_ratio": f"anyres_max_{most}", "vision_feature_select_strategy": "full"}
+    config = t.LlavaOnevisionConfig(vision_config=vision, text_config={"model_type": "qwen2", **TEXT}, **more)
+    return t.LlavaOnevisionForConditionalGeneration(config).eval()
+
+
+def seen_in_tiles(model: Any, tiles: list[torch.Tensor], sizes: list[tuple[int, int]], tokens: int) -> Layer:
+    """The first layer of a text with pictures of these sizes, each as a whole and its tiles (tiles, 3, 32, 32)."""
+    ids, most = torch.tensor([[1, 5, *[99] * tokens, 7, 8]]), max(len(x) for x in tiles)
+    padded = torch.stack([nn.functional.pad(x, (0,) * 7 + (most - len(x),)) for x in tiles])
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=padded, image_sizes=torch.tensor(sizes))
+    return next(layer for layer in seen if layer.key_tokens)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["LLaVA-NeXT", "LLaVA-OneVision"])
+def test_pictures_in_tiles(name: str) -> None:
+    """The whole pictures have 4 × 4 patches; their tiles 2 × 8 that are no padding, and 8 × 4."""
+    model, sizes = of_tiles(name), [(20, 60), (64, 36)]
+    tokens = [16 + 2 * (8 + 1), 16 + 8 * (4 + 1)]
+    dark = [torch.full((3, 3, 32, 32), -1.0), torch.full((5, 3, 32, 32), -1.0)]
+    before = seen_in_tiles(model, dark, sizes, sum(tokens))
+    names = [grid.name for grid in before.grids]
+    assert names == ["picture 1, whole", "picture 1, tiles", "picture 2, whole", "picture 2, tiles"]
+    assert [(grid.rows, grid.columns) for grid in before.grids] == [(4, 4), (2, 8), (4, 4), (8, 4)]
+    # A picture, a tile of it, a row and a column of patches there: the grid, and the patch of it
+    for picture, tile, row, column, number, patch in (
+        (0, 0, 3, 1, 0, (3, 1)), (0, 1, 1, 0, 1, (0, 0)), (0, 2, 2, 3, 1, (1, 7)), (1, 0, 0, 2, 2, (0, 2)),
+        (1, 1, 3, 2, 3, (3, 0)), (1, 2, 0, 1, 3, (0, 3)), (1, 4, 3, 0, 3, (7, 2)),
+    ):  # fmt: skip
+        light = [x.clone() for x in dark]
+        light[picture][tile, :, row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH] = 3
+        after = seen_in_tiles(model, light, sizes, sum(tokens))
+        grid = after.grids[number]
+        change = np.square(after.key - before.key).sum((0, 1, 3))
+        assert grid.tokens[patch[0] * grid.columns + patch[1]] == change.argmax()
+        cells = grid.picture[..., 0].reshape(grid.rows, PATCH, grid.columns, PATCH).mean((1, 3))
+        assert np.unravel_index(cells.argmax(), cells.shape) == patch
+
+
+@needs_transformers
+def test_tiles_at_a_lower_resolution() -> None:
+    """4 × 8 patches are more than one tile's 4 × 4: the model reads them as 2 × 5."""
+    model, dark = of_tiles("LLaVA-OneVision", most=1), torch.full((3, 3, 32, 32), -1.0)
+    light = dark.clone()
+    light[2, :, 8:16, 24:] = 3  # row 1 of 4, column 7 of 8
+    before, after = (seen_in_tiles(model, [x], [(32, 64)], 16 + 2 * (5 + 1)) for x in (dark, light))
+    _, tiles = after.grids
+    assert (tiles.rows, tiles.columns, tiles.picture.shape) == (2, 5, (32, 64, 3))
+    assert tiles.tokens.tolist() == [*range(18, 23), *range(24, 29)]
+    change = np.square(after.key - before.key).sum((0, 1, 3))
+    assert change.argmax() == tiles.tokens[4]
+
+
+@needs_transformers
+def test_several_pictures_without_tiles() -> None:
+    """OneVision reads several pictures of a text whole, each with a token for a new line."""
+    model, ids = of_tiles("LLaVA-OneVision"), torch.tensor([[1, *[99] * 17, 7, *[99] * 17, 8]])
+    given = {"attention_mask": torch.ones_like(ids), "image_sizes": torch.tensor([[32, 32], [32, 32]])}
+    pixels = torch.zeros(2, 1, 3, 32, 32)
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(input_ids=ids, pixel_values=pixels, batch_num_images=torch.tensor([2]), **given)
+    layer = next(layer for layer in seen if layer.key_tokens)
+    assert [grid.tokens.tolist() for grid in layer.grids] == [[*range(1, 17)], [*range(19, 35)]]
+    assert [grid.name for grid in layer.grids] == ["picture 1, whole", "picture 2, whole"]
+
+
+def in_frames(frames: np.ndarray) -> dict[str, Any]:
+    """A video of frames (t, 3, height, width) as Qwen-VL's processor gives it."""
+    each = [in_blocks(frame)["pixel_values"] for frame in frames]
+    rows, columns = (size // PATCH for size in frames.shape[2:])
+    return {"pixel_values_videos": torch.cat(each), "video_grid_thw": torch.tensor([[len(frames), rows, columns]])}
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen2_5_", "Qwen3"])
+def test_frames_of_a_video(kind: str) -> None:
+    """A picture of 4 × 4 patches, then a video of 3 frames of 4 × 6, of which the model makes one token of 2 × 2."""
+    torch.manual_seed(0)
+    model = qwen(kind).eval()
+    frame = [96] * 6
+    between = [7] if kind == "Qwen3" else []  # the time of the next frame
+    ids = torch.tensor([[1, *[99] * 4, 5, *frame, *between, *frame, *between, *frame, 8]])
+    types = (ids == 99).int() + 2 * (ids == 96).int()
+    more = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
+
+    def seen(frames: np.ndarray) -> Any:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore", regard.RegardWarning)
+            with regard.capture(model) as made:
+                model(**in_blocks(np.zeros((3, 32, 32), np.float32)), **in_frames(frames), **more)
+        return made
+
+    dark = np.full((3, 3, 32, 48), -1, np.float32)
+    light = dark.copy()
+    light[1, :, 24:, 8:16] = 3  # row 3 of 4, column 1 of 6
+    before, after = seen(dark), seen(light)
+    text = next(n for n, layer in enumerate(after) if layer.key_tokens)
+    picture, *frames = after[text].grids
+    assert (picture.name, picture.tokens.tolist()) == ("", [1, 2, 3, 4])
+    assert [(one.name, one.rows, one.columns) for one in frames] == [(f"frame {n}", 2, 3) for n in (1, 2, 3)]
+    assert [one.tokens[0] for one in frames] == np.flatnonzero(ids[0] == 96)[::6].tolist()
+    tower = [n for n, layer in enumerate(after) if len(layer.grids) == 3]
+    for n, scale in (*((n, 1) for n in tower), (text, 2)):
+        grids = after[n].grids[-3:]
+        change = np.square(after[n].key - before[n].key).sum((0, 1, 3))
+        assert grids[1].tokens[3 // scale * grids[1].columns + 1 // scale] == change.argmax()
+        assert grids[1].picture.max() == 255 > grids[0].picture.max()
+    assert tower
+    assert len(after[text].element(0).grids) == 4
+
+
+@needs_transformers
+def test_words_beside_a_video(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, ids = qwen("Qwen2_5_").eval(), torch.tensor([[1, *[96] * 6, 7, 8]])
+    more = {"attention_mask": torch.ones_like(ids), "mm_token_type_ids": 2 * (ids == 96).int()}
+    with torch.no_grad(), regard.capture(model, queries="text") as seen:
+        model(input_ids=ids, **in_frames(np.zeros((1, 3, 32, 48), np.float32)), **more)
+    assert {layer.rows for layer in seen} == {(0, 7, 8)}
+    seen.save(tmp_path / "x")
+    assert [grid.name for grid in Capture.load(tmp_path / "x")[0].grids] == ["frame 1"]
 
 
 @needs_transformers

@@ -52,7 +52,7 @@ def test_a_scene_lists_its_grids(answers: Answers) -> None:
     (listed,) = answers.get("scenes").content["scenes"]
     assert listed["grids"] == [{
         "kind": "picture", "side": "both", "rows": 2, "columns": 3, "tokens": [1, 2, 3, 4, -1, 6],
-        "picture": "picture/0", "width": 20, "height": 12, "seconds": None,
+        "picture": "picture/0", "width": 20, "height": 12, "seconds": None, "name": "",
     }]  # fmt: skip
     assert "grids" not in Answers([scenes_without()]).get("scenes").content["scenes"][0]
     assert scene_of(cross=True).described("x")["grids"][0]["side"] == "keys"

@@ -129,7 +129,7 @@ class OnPicture implements View {
       grids.length > 1 &&
         choice(
           "Picture",
-          grids.map((_, k) => [String(k), String(k + 1)] as const),
+          grids.map(({ name }, k) => [String(k), name || String(k + 1)] as const),
           String(numberOf(this.context)),
           (to) => store.set({ grid: Number(to) }),
         ),

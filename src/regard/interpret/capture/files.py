@@ -110,7 +110,7 @@ class _Written:
             for x in ("tokens", "picture")
             if (array := getattr(grid, x)) is not None
         }
-        return {x: getattr(grid, x) for x in ("rows", "columns", "kind", "seconds", "batch")} | arrays
+        return {x: getattr(grid, x) for x in ("rows", "columns", "kind", "seconds", "batch", "name")} | arrays
 
 
 class _Read:

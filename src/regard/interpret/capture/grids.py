@@ -22,7 +22,8 @@ class PatchGrid:
 
     tokens (rows · columns,): the token of patch r · columns + c; −1 for a patch without a token. picture (height,
     width, 3), uint8: what the model read, so that patch (r, c) covers the same share of it. seconds: the length of a
-    sound. batch: the batch element that has this grid; None for each of them.
+    sound. batch: the batch element that has this grid; None for each of them. name: one of several: a frame of a video,
+    or the whole of a picture and its tiles.
 
     >>> grid = PatchGrid.after(2, 3, prefix=1)  # [CLS], then 2 × 3 patches
     >>> grid.laid(np.arange(7) / 10)
@@ -37,6 +38,7 @@ class PatchGrid:
     picture: NDArray[np.uint8] | None = None
     seconds: float | None = None
     batch: int | None = None
+    name: str = ""
 
     @classmethod
     def after(cls, rows: int, columns: int, prefix: int = 0, **fields: Any) -> Self:

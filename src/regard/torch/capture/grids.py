@@ -6,8 +6,11 @@
 | the sizes in patches, tokens in blocks that are merged (`grid_thw`) | Qwen-VL's pictures |
 | the sizes in patches (`spatial_shapes`), or in pixels (`image_sizes`) | SigLIP 2 NaFlex, Pixtral |
 | the ids of picture tokens in a text, by `image_token_id` | vision-language models |
+| those of frames, by `video_token_id`, and the sizes (`video_grid_thw`) | Qwen-VL's videos |
+| the model's own functions for tiles, by `image_sizes` | LLaVA-NeXT, LLaVA-OneVision (`tiles`) |
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +23,8 @@ from regard.interpret.capture import pictures
 from regard.interpret.capture.grids import MOST_PREFIX, PatchGrid
 from regard.interpret.capture.layers import Layer
 from regard.torch.arrays import values
+from regard.torch.capture.texts import nth
+from regard.torch.capture.tiles import PictureTiles, tiles_read
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,6 +37,9 @@ HOPS = {"whisper": 0.01, "audio-spectrogram-transformer": 0.01}
 IMAGE_TOKENS = ("image_token_id", "image_token_index")
 """Names in configurations for the id of a token that stands for a part of a picture."""
 
+VIDEO_TOKENS = ("video_token_id", "video_token_index")
+"""The same for a part of a frame of a video."""
+
 LARGEST_SCALE = 8
 """A side of the patches that a projector makes one token of, at most."""
 
@@ -43,7 +51,8 @@ class Source:
     sizes: (rows, columns) of each. draw: makes the pixels of each. together: their tokens are one sequence; else each
     is a batch element. block: the side of the blocks in which tokens follow each other. length: of a sequence, and
     start: its tokens before the patches; of batch elements they follow from the first attention that reads as many.
-    seconds: the length of a sound. flipped: the lowest frequency is the first row.
+    seconds: the length of a sound. flipped: the lowest frequency is the first row. pixels: the batch (b, 3, y, x) that
+    was read, where it was one. names: of each, where there are others beside them; video: they are frames.
     """
 
     sizes: list[tuple[int, int]]
@@ -55,6 +64,9 @@ class Source:
     sound: bool = False
     seconds: float | None = None
     flipped: bool = False
+    pixels: torch.Tensor | None = None
+    names: Sequence[str] = ()
+    video: bool = False
     drawn: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,11 +83,12 @@ class Source:
         """Return a grid for each picture. tokens: its batch element and its tokens in row-major order."""
         self.drawn = self.drawn or self.draw()
         shown = self.drawn if len(self.drawn) == len(sizes) else [None] * len(sizes)
+        named = self.names or [""] * len(sizes)
         made = []
-        for (batch, of), (rows, columns), picture in zip(tokens, sizes, shown, strict=True):
+        for (batch, of), (rows, columns), picture, name in zip(tokens, sizes, shown, named, strict=True):
             order = of.reshape(rows, columns)[::-1].reshape(-1) if self.flipped else of
             kind = "sound" if self.sound else "picture"
-            made.append(PatchGrid(rows, columns, order, kind, picture, self.seconds, batch))  # type: ignore[arg-type]
+            made.append(PatchGrid(rows, columns, order, kind, picture, self.seconds, batch, name))  # type: ignore[arg-type]
         return tuple(made)
 
     def own(self) -> tuple[PatchGrid, ...]:
@@ -96,15 +109,8 @@ class Source:
         if scale is None:
             return ()
         sizes = [(rows // scale, columns // scale) for rows, columns in self.sizes]
-        tokens: list[tuple[int, Array]] = []
-        batches = np.concatenate([np.full(len(at), batch) for batch, at in places])
-        of_all, start = np.concatenate([at for _, at in places]), 0
-        for rows, columns in sizes:
-            mine = slice(start, start := start + rows * columns)
-            if len(set(batches[mine].tolist())) != 1:
-                return ()
-            tokens.append((int(batches[start - 1]), of_all[mine]))
-        return self.grids(tokens, sizes)
+        tokens = split(places, [rows * columns for rows, columns in sizes])
+        return () if tokens is None else self.grids(tokens, sizes)
 
     def _merged(self, scale: int) -> int | None:
         """Return the number of tokens if squares of patches are merged; None if they do not fit."""
@@ -128,21 +134,28 @@ class GridRecorder:
         self._sound = False
         self._chain: str | None = None  # the first of convolutions that follow each other
         self._picture: torch.Tensor | None = None
+        self._tiles: list[PictureTiles] = []
         self._begins = True
+        self._times: Counter[str] = Counter()  # in this forward of the model
+        self._video: torch.Tensor | None = None
         self._cut: tuple[int, Array] | None = None  # the side of a patch, and the sizes of pictures that were padded
 
     def begin(self) -> None:
         """Note that the model begins another forward."""
         self._begins = True
+        self._times.clear()
 
     def entering(self, name: str, module: nn.Module, given: dict[str, Any]) -> None:
         """Note the sizes that a module is given."""
         self._sound = self._sound or any(isinstance(given.get(x), torch.Tensor) for x in SOUNDS)
+        self._video = given.get("video_grid_thw", self._video)
         if isinstance(sizes := given.get("grid_thw"), torch.Tensor) and hasattr(module, "spatial_merge_size"):
-            self._take(name, self._of_blocks(module, given, sizes))
+            self._take(self._nth(name), self._of_blocks(module, given, sizes))
         if isinstance(sizes := given.get("spatial_shapes"), torch.Tensor):
-            self._take(name, self._of_rows(given, sizes))
+            self._take(self._nth(name), self._of_rows(given, sizes))
         sizes = given.get("image_sizes")
+        if sizes is not None and (tiles := tiles_read(module, sizes)):
+            self._tiles = tiles
         if sizes is not None and isinstance(patch := getattr(module, "patch_size", None), int):
             self._cut = patch, values(sizes) if isinstance(sizes, torch.Tensor) else np.asarray(sizes)
 
@@ -200,18 +213,51 @@ class GridRecorder:
 
     def words(self, ids: Array) -> Array:
         """Return the positions of the tokens (b, n) that are no part of a picture in every text."""
-        return np.flatnonzero((ids != self._image_token).any(axis=0))
+        return np.flatnonzero(~np.isin(ids, [self._token(IMAGE_TOKENS), self._token(VIDEO_TOKENS)]).all(axis=0))
 
-    @property
-    def _image_token(self) -> int | None:
-        return next((x for name in IMAGE_TOKENS if isinstance(x := getattr(self.config, name, None), int)), None)
+    def _token(self, names: Sequence[str]) -> int:
+        """Return the id of the tokens of pictures or of videos, −1 if the model has none."""
+        return next((x for name in names if isinstance(x := getattr(self.config, name, None), int)), -1)
 
     def _in_text(self, ids: Array) -> tuple[PatchGrid, ...]:
-        token = self._image_token
-        places = [(batch, np.flatnonzero(row == token)) for batch, row in enumerate(ids)]
-        if token is None or not any(len(at) for _, at in places):
+        pictures, videos = (
+            [(batch, np.flatnonzero(row == self._token(names))) for batch, row in enumerate(ids)]
+            for names in (IMAGE_TOKENS, VIDEO_TOKENS)
+        )
+        in_tiles = bool(self._tiles) and any(len(at) for _, at in pictures)
+        return (self._in_tiles(pictures) if in_tiles else self._among(pictures, False)) + self._among(videos, True)
+
+    def _among(self, places: Sequence[tuple[int, Array]], video: bool) -> tuple[PatchGrid, ...]:
+        """Return the grids of the tokens of pictures, or of videos, in texts."""
+        if not any(len(at) for _, at in places):
             return ()
-        return next((x for of in reversed(self.sources.values()) if (x := of.among(places))), ())
+        sources = (x for x in reversed(self.sources.values()) if x.video is video)
+        return next((grids for of in sources if (grids := of.among(places))), ())
+
+    def _in_tiles(self, places: Sequence[tuple[int, Array]]) -> tuple[PatchGrid, ...]:
+        """Return the grids of pictures that were read whole and in tiles; none if tokens do not fit."""
+        tiles, total = self._tiles, sum(x.count for x in self._tiles)
+        of = next((x for x in reversed(self.sources.values()) if len(x.sizes) in (total, len(tiles))), None)
+        if of is None or of.pixels is None or of.sizes[0] != (tiles[0].side, tiles[0].side):
+            return ()
+        if len(of.sizes) == len(tiles):  # several pictures in a text, which are read without tiles
+            tiles = [PictureTiles(x.side) for x in tiles]
+        tokens = split(places, [x.length for x in tiles])
+        if tokens is None:
+            return ()
+        read = np.split(values(of.pixels.float()), np.cumsum([x.count for x in tiles])[:-1])
+        grids: list[PatchGrid] = []
+        for number, ((batch, at), x, pixels) in enumerate(zip(tokens, tiles, read, strict=True), 1):
+            made = x.grids(at, [self._coloured(one) for one in x.shown(pixels)], batch)
+            grids += (
+                replace(one, name=f"picture {number}, {one.name}" if len(tiles) > 1 else one.name) for one in made
+            )
+        return tuple(grids)
+
+    def _nth(self, name: str) -> str:
+        """Return the name of another call of a module in this forward."""
+        self._times[name] += 1
+        return nth(name, self._times[name])
 
     def _take(self, name: str, source: Source) -> None:
         self.sources.pop(name, None)
@@ -222,7 +268,7 @@ class GridRecorder:
         if not isinstance(given, torch.Tensor) or given.ndim != dimensions + 2:
             return
         if self._chain is None:
-            self._chain = name
+            self._chain = self._nth(name)
             if given.shape[1] in (1, 3) or (self._begins and dimensions == 1):
                 self._picture = given.detach()
             self._begins = False
@@ -233,6 +279,7 @@ class GridRecorder:
         source = Source(
             [(int(rows), int(columns))] * len(output), lambda: self._draw(shown, sound), sound=sound,
             seconds=self._seconds(shown) if sound else None, flipped=sound and dimensions == 2,
+            pixels=None if sound else shown,
         )  # fmt: skip
         self._take(self._chain, source if self._cut is None else _cut(source, *self._cut))
 
@@ -265,7 +312,10 @@ class GridRecorder:
     def _of_blocks(self, module: Any, given: dict[str, Any], sizes: torch.Tensor) -> Source:
         """Return the pictures of a model that merges blocks of patches, as Qwen-VL does; of a video, its frames."""
         merge, read = int(module.spatial_merge_size), next(x for x in given.values() if _floats(x)).detach()
-        frames = [(int(h), int(w)) for t, h, w in values(sizes).tolist() for _ in range(int(t))]
+        shapes = values(sizes).tolist()
+        frames = [(int(h), int(w)) for t, h, w in shapes for _ in range(int(t))]
+        video = self._video is not None and sizes.data_ptr() == self._video.data_ptr()
+        names = frame_names([int(t) for t, _, _ in shapes]) if video else ()
         patch = int(getattr(module, "patch_size", None) or module.config.patch_size)
 
         def draw() -> list[Any]:
@@ -278,7 +328,7 @@ class GridRecorder:
                 made.append(self._coloured(of_one.reshape(3, rows * patch, columns * patch)))
             return made
 
-        return Source(frames, draw, together=True, block=merge)
+        return Source(frames, draw, together=True, block=merge, names=names, video=video)
 
     def _of_rows(self, given: dict[str, Any], sizes: torch.Tensor) -> Source:
         """Return the pictures of a model that is given patches in rows, padded at the end, such as SigLIP 2 NaFlex."""
@@ -323,6 +373,31 @@ def given_queries(queries: Any) -> Array | str | None:
     if isinstance(queries, str) or rows.dtype.kind not in "iu" or not rows.size or rows[0] < 0:
         raise TypeError(f"queries must be rows of a sequence, from 0 on, or 'text', got {queries!r:.60}")
     return rows.astype(np.int64)
+
+
+def split(places: Sequence[tuple[int, Array]], lengths: Sequence[int]) -> list[tuple[int, Array]] | None:
+    """Return the batch element and the tokens of each of some pictures that follow each other in texts.
+
+    places: the positions of all such tokens in each text. lengths: tokens of each picture. None if they do not fit.
+    """
+    if sum(lengths) != sum(len(at) for _, at in places):
+        return None
+    ends = np.cumsum(lengths)[:-1]
+    batches = np.split(np.concatenate([np.full(len(at), batch) for batch, at in places]), ends)
+    tokens = np.split(np.concatenate([at for _, at in places]), ends)
+    if any(len(set(of.tolist())) != 1 for of in batches):
+        return None
+    return [(int(of[0]), at) for of, at in zip(batches, tokens, strict=True)]
+
+
+def frame_names(counts: Sequence[int]) -> list[str]:
+    """Return names of the frames of videos, by the number of frames of each.
+
+    >>> frame_names([2]), frame_names([1, 1])
+    (['frame 1', 'frame 2'], ['video 1, frame 1', 'video 2, frame 1'])
+    """
+    of = (f"video {number}, " if len(counts) > 1 else "" for number in range(1, len(counts) + 1))
+    return [f"{video}frame {n}" for video, count in zip(of, counts, strict=True) for n in range(1, count + 1)]
 
 
 def _floats(x: Any) -> bool:

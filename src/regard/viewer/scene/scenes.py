@@ -260,6 +260,7 @@ class Scene:
                 "tokens": grid.tokens.tolist(), "picture": None if grid.picture is None else f"picture/{number}",
                 "width": 0 if grid.picture is None else grid.picture.shape[1],
                 "height": 0 if grid.picture is None else grid.picture.shape[0], "seconds": grid.seconds,
+                "name": grid.name,
             }
             for number, grid in enumerate(self.grids_of())
         ]  # fmt: skip
