@@ -14,6 +14,7 @@ import { WorkingLine } from "./parts/working";
 import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
 import { fromHash, settingsFor, settingsIn, START, Store, typedOf, type State, type Way } from "./state";
+import { absentView } from "./views/absent";
 import { ablationView } from "./views/ablation";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
@@ -302,7 +303,7 @@ export class App {
   private show(): void {
     const { state } = this.store;
     const [at, i] = [headAt(state), chosenQuery(state, this.scene.layers[state.layer])];
-    if (state.j < 0 && !WITHOUT_KEY.has(state.view) && this.data.knownPeak(at, i) === undefined) {
+    if (state.j < 0 && !WITHOUT_KEY.has(state.view) && !this.scene.held && this.data.knownPeak(at, i) === undefined) {
       const { id } = this.scene;
       void this.data.peak(at, i).then(
         () => this.store.state === state && this.show(),
@@ -326,6 +327,7 @@ export class App {
   /** Goes to a step of the tour: what it shows, and what it says. */
   private async walk(number: number): Promise<void> {
     const here = this.sceneOf(this.store.state.scene);
+    if (this.toured(here).held) return this.store.set({ tour: 0 }, "refine");
     if (!this.tour?.element.isConnected || !this.home) this.home = this.toured(here).id;
     const editable = readsTexts(this.sceneOf(this.home) ?? this.scenes[0]);
     const steps = (await this.data.tour(this.home)).filter(
@@ -387,7 +389,7 @@ export class App {
     };
     this.context = context;
     const before = this.view;
-    this.view = VIEWS[state.view][1](context);
+    this.view = (scene.held && state.view !== "picture" ? absentView : VIEWS[state.view][1])(context);
     // A server takes a while: while one types, what was there stays in sight until its answers are.
     const typing = state.type && this.mounted === state.view && this.data.source.kind !== "file";
     if (before && typing) this.handover.keep(before, this.view);
@@ -407,7 +409,10 @@ export class App {
 
   private drawHeader(): void {
     const { store, scenes, scene } = this;
-    const acts = { share: () => this.share.open(), turn: () => this.turn(), help: () => this.openHelp() };
+    const acts = {
+      ...(!scene.held && { tour: () => store.set({ tour: 1 }) }),
+      ...{ share: () => this.share.open(), turn: () => this.turn(), help: () => this.openHelp() },
+    };
     redraw(
       this.header,
       h("h1", {}, "regard"),

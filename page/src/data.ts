@@ -1,5 +1,6 @@
 /** What the page knows, asked from a source once and kept within bounds. */
 
+import type { EveryHead } from "./numbers/heats";
 import type { Pyramid } from "./numbers/levels";
 import { Recent } from "./recent";
 import type { Numbers, Source } from "./source/source";
@@ -92,6 +93,8 @@ export interface Scene {
   following?: { token: string; probability: number }[];
   /** Pictures and sounds among the tokens. */
   grids?: Grid[];
+  /** Where a file holds rows of words instead of heads: their queries, and patches on a side of what has a weight. */
+  held?: { tokens: number[]; pool: number };
   /** What the model makes of a picture, the likeliest first. */
   odds?: { token: string; probability: number }[];
 }
@@ -295,6 +298,12 @@ export interface HeadAt {
   scene: string;
   layer: number;
   head: number;
+}
+
+/** Weights on patches by layer and head, and the mean of each layer where a source has it beside. */
+export interface Heats {
+  layers: (number | null)[][][];
+  means?: (number | null)[][];
 }
 
 /** A token that looks at the patches of a grid, or that they look at. */
@@ -519,19 +528,19 @@ export class Data {
   }
 
   /** The weights of a token on the patches of a grid, or of the patches on it, by layer and head. */
-  async heat({ layers, grids = [] }: Scene, scene: string, at: HeatAt): Promise<Float32Array[][]> {
+  async heat({ layers, grids = [] }: Scene, scene: string, at: HeatAt): Promise<EveryHead> {
     const patches = grids[at.grid].tokens.length;
     const query = Object.entries(at).map(([name, value]) => `${name}=${value}`);
     const heads = layers.reduce((sum, layer) => sum + layer.heads, 0);
     if (heads * patches <= MOST_PLAIN) {
-      const answer = await this.json<{ layers: (number | null)[][][] }>(path(scene, "heat", query));
-      return answer.layers.map((of) => of.map(weightsOf));
+      const answer = await this.json<Heats>(path(scene, "heat", query));
+      return { heads: answer.layers.map((of) => of.map(weightsOf)), means: answer.means?.map(weightsOf) };
     }
     const weights = await this.floats(path(scene, "heat", [...query, "numbers=f32"]));
-    let head = 0;
-    return layers.map((layer) =>
-      Array.from({ length: layer.heads }, () => weights.slice(head++ * patches, head * patches)),
-    );
+    let row = 0;
+    const next = (): Float32Array => weights.slice(row++ * patches, row * patches);
+    const of = layers.map((layer) => Array.from({ length: layer.heads }, next));
+    return { heads: of, ...(row * patches < weights.length && { means: layers.map(next) }) };
   }
 
   /** The weights of a token on the patches of a grid through all layers: attention rollout. */

@@ -62,9 +62,12 @@ describe("heat in a saved file", () => {
   });
   it("is shown of a head, or as a mean", () => {
     const heads = [[Float32Array.of(1, 0)], [Float32Array.of(0, 1), Float32Array.of(0, 0)]];
-    expect([...shownOf(heads, { ...state, layer: 1, head: 0 })]).toEqual([0, 1]);
-    expect([...shownOf(heads, { ...state, layer: 1, heat: "layer" })]).toEqual([0, 0.5]);
-    expect(shownOf(heads, { ...state, heat: "all" })[0]).toBeCloseTo(1 / 3);
+    expect([...shownOf({ heads }, { ...state, layer: 1, head: 0 })]).toEqual([0, 1]);
+    expect([...shownOf({ heads }, { ...state, layer: 1, heat: "layer" })]).toEqual([0, 0.5]);
+    expect(shownOf({ heads }, { ...state, heat: "all" })[0]).toBeCloseTo(1 / 3);
+    const means = [Float32Array.of(1, 0), Float32Array.of(0, 1)]; // a layer of two heads counts twice
+    expect([...shownOf({ heads, means }, { ...state, layer: 1, heat: "layer" })]).toEqual([0, 1]);
+    expect(shownOf({ heads, means }, { ...state, heat: "all" })[1]).toBeCloseTo(2 / 3);
   });
   it("rolls out as the product of mean maps, each halfway to the identity", async () => {
     const n = 4;

@@ -37,10 +37,16 @@ export function pickedOn(grid: Grid, by: boolean, patch: number, other: number):
   return { by: true, j: token, span: patch === other || end < 0 ? -1 : end };
 }
 
+/** Weights on patches by layer and head, and means over the heads of each layer where they are not to follow from these. */
+export interface EveryHead {
+  heads: Float32Array[][];
+  means?: Float32Array[];
+}
+
 /** The weights that are shown large: of one head, or the mean over those of its layer, or over all. */
-export function shownOf(heads: readonly Float32Array[][], { heat, layer, head }: State): Float32Array {
-  if (heat === "layer") return meanOf(heads[layer]);
-  return heat === "head" ? heads[layer][head] : meanOf(heads.flat());
+export function shownOf({ heads, means }: EveryHead, { heat, layer, head }: State): Float32Array {
+  if (heat === "layer") return means?.[layer] ?? meanOf(heads[layer]);
+  return heat === "head" ? heads[layer][head] : meanOf(heads.flatMap((of, l) => (means ? of.map(() => means[l]) : of)));
 }
 
 /**

@@ -9,6 +9,8 @@ export type Theme = "auto" | "light" | "dark";
 
 /** What the buttons of the header do. */
 export interface Acts {
+  /** None where there is no tour. */
+  tour?(): void;
   share(): void;
   turn(): void;
   help(): void;
@@ -57,7 +59,7 @@ function icon(sign: string, key: string, title: string, label: string, act: () =
 }
 
 /** The buttons beside the lists. typed: the scene whose text can be changed, if there is one. */
-export function buttons(store: Store, typed: Scene | undefined, theme: Theme, acts: Acts): HTMLElement[] {
+export function buttons(store: Store, typed: Scene | undefined, theme: Theme, acts: Acts): (HTMLElement | undefined)[] {
   const { type, scene } = store.state;
   const there = scene.split(":")[0] === typed?.id;
   const anew = { scene: typed?.id, type: true, layer: -1, head: -1, i: -1, j: -1 };
@@ -68,11 +70,11 @@ export function buttons(store: Store, typed: Scene | undefined, theme: Theme, ac
     "aria-expanded": String(type && there),
     click: () => store.set(there ? { type: !type } : anew),
   };
-  const tour = { type: "button", class: "take", "data-focus": "tour", click: () => store.set({ tour: 1 }) };
+  const tour = { type: "button", class: "take", "data-focus": "tour", click: acts.tour };
   const seen = `Light or dark: now ${theme}`;
   return [
     ...(typed ? [h("button", typing, "Type your own text")] : []),
-    h("button", tour, "Take the tour"),
+    acts.tour && h("button", tour, "Take the tour"),
     h("span", { class: "gap" }),
     icon("Save", "save", "Save and share (s)", "Save", acts.share),
     icon(SIGNS[theme], "theme", `${seen} (t)`, seen, acts.turn),

@@ -97,7 +97,7 @@ export async function onPictureFigure(context: Context): Promise<Drawing> {
   mark(drawing, grid, at.patches, [12, 32, width, height]);
   const words = [0, 0.5, 1].map((place) => figure(weightAt(place, top, look.tone), 2));
   if (weights) drawRamp(drawing, SCALES[look.scale], words, 12, drawing.height + 10);
-  const most = heads && drawEvery(drawing, context, heads, { grid, image, look }, drawing.height + 30);
+  const most = heads && drawEvery(drawing, context, heads.heads, { grid, image, look }, drawing.height + 30);
   const every = most === null ? "" : ` Below it every head, a row for each layer, up to ${figure(most, 2)}.`;
   drawing.caption(`${title} ${ofText(context)}, ${name}; colours go ${TONES[look.tone]}, over the picture.${every}`);
   return drawing;

@@ -1,9 +1,10 @@
-import type { Earlier, Heads, Layer, Profile, Scene, Scenes, Settings, TokenRow, Words } from "../data";
+import type { Earlier, Heads, Heats, Layer, Profile, Scene, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
+import { laid } from "../numbers/grids";
 import { sinkShare } from "../numbers/sinks";
 import { earlierOf } from "./earlier";
-import { heatOf, rolloutOf, type Heats } from "./heats";
+import { heatOf, plain, rolloutOf } from "./heats";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
@@ -12,6 +13,7 @@ import { TypedTexts, type StoredModel } from "./typed";
 import { TypedPictures, type StoredViT } from "./typedpictures";
 import { bytesOf } from "../numbers/base64";
 import { Kernels } from "./kernels";
+import { WordRows, type StoredRows } from "./wordrows";
 import {
   arraysOf,
   ComputedWeights,
@@ -30,6 +32,8 @@ export interface StoredData {
   exact: Record<string, StoredHead>;
   /** Modules of rules, in base64. */
   modules?: string[];
+  /** Rows of words over pictures, in place of heads. */
+  rows?: StoredRows;
   /** The example model, for texts that are typed or pictures that are drawn. */
   model?: StoredModel | StoredViT;
 }
@@ -63,6 +67,7 @@ export class FileSource implements Source {
   private readonly heads = new Map<string, Weights>();
   private readonly kernels: Kernels;
   private readonly typed: ModelRuns<Traced> | null;
+  private readonly rows: WordRows | null;
 
   constructor(private readonly data: StoredData) {
     this.kernels = new Kernels(data.modules ?? []);
@@ -71,7 +76,10 @@ export class FileSource implements Source {
     const heads = Object.keys(data.answers).filter((path) => path.includes("/map/")).length;
     const halves = exact.length < heads || exact.some(({ dtype }) => dtype === "f16");
     const codes = exact.some(({ dtype }) => dtype === "u16");
-    if (halves) this.note = "saved in half precision: weights are right to 2 or 3 digits";
+    const [first] = (data.answers["api/scenes"] as Scenes | undefined)?.scenes ?? [];
+    this.rows = data.rows && first.held ? new WordRows(data.rows, first.held.tokens) : null;
+    if (this.rows) this.note = "saved with the rows of words, in 8 bits a number";
+    else if (halves) this.note = "saved in half precision: weights are right to 2 or 3 digits";
     else this.note = codes ? "saved in 16 bits a number: weights are right to 3 digits" : "saved";
   }
 
@@ -128,8 +136,8 @@ export class FileSource implements Source {
       return made.buffer;
     }
     if (what === "heat") {
-      const { layers: all } = (await this.json(path)) as Heats;
-      return Float32Array.from(all.flat(2), (weight) => weight ?? NaN).buffer;
+      const { layers: all, means = [] } = (await this.json(path)) as Heats;
+      return Float32Array.from([...all.flat(), ...means].flat(), (weight) => weight ?? NaN).buffer;
     }
     const name = `${scene}/${layer}/${head}`;
     const weights = this.weights(name);
@@ -188,14 +196,17 @@ export class FileSource implements Source {
   }
 
   /** The weights of a token on a picture. */
-  private onGrid(scene: string, what: string, options: URLSearchParams): Promise<unknown> {
+  private async onGrid(scene: string, what: string, options: URLSearchParams): Promise<unknown> {
     const { layers, grids = [] } = this.sceneOf(scene);
     const grid = grids[Number(options.get("grid"))];
     if (!grid) throw absent();
     const of = (layer: number, head: number): Weights => this.weights(`${scene}/${layer}/${head}`);
     const token = Number(options.get("token"));
     if (what === "rollout") return rolloutOf(layers, of, grid, token);
-    return heatOf(layers, of, grid, token, options.get("side") ?? "row");
+    const heat: Heats = await heatOf(layers, of, grid, token, options.get("side") ?? "row");
+    if (!this.rows) return heat;
+    const means = await Promise.all(layers.map((_, layer) => this.rows!.row(layer, "mean", 0, token)));
+    return { ...heat, means: means.map((row) => plain(laid(grid, row))) };
   }
 
   /** The earlier heads that wrote what a head reads at key j. */
@@ -215,6 +226,10 @@ export class FileSource implements Source {
       this.heads.get(name) ?? (this.data.exact[name] ? undefined : this.typed?.weights(scene, +layer, +head));
     if (known) return known;
     const stored = this.data.exact[name];
+    if (this.rows) {
+      const { n_q, n_k } = this.layersOf(scene)[+layer];
+      return this.rows.head(+layer, +head, n_q, n_k);
+    }
     const made = stored ? this.computed(name, stored) : this.tiled(name);
     this.heads.set(name, made);
     return made;

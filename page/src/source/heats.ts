@@ -1,6 +1,6 @@
 /** What a server answers about pictures, computed in the page from rows and columns of heads. */
 
-import type { Grid, Layer } from "../data";
+import type { Grid, Heats, Layer } from "../data";
 import { laid } from "../numbers/grids";
 import { rolledOut } from "../numbers/heats";
 import type { Weights } from "./weights";
@@ -8,12 +8,8 @@ import type { Weights } from "./weights";
 type HeadOf = (layer: number, head: number) => Weights;
 
 /** NaN is null in JSON. */
-const plain = (x: Float32Array): (number | null)[] => Array.from(x, (weight) => (Number.isNaN(weight) ? null : weight));
-
-/** Weights on patches, by layer and head. */
-export interface Heats {
-  layers: (number | null)[][][];
-}
+export const plain = (x: Float32Array): (number | null)[] =>
+  Array.from(x, (weight) => (Number.isNaN(weight) ? null : weight));
 
 /** The weights of a token on the patches of a grid, or of the patches on it, by layer and head. */
 export async function heatOf(

@@ -1,4 +1,4 @@
-import type { Grid } from "../data";
+import type { Grid, Scene } from "../data";
 import { choice, h, redraw } from "../dom";
 import { figure } from "../numbers/format";
 import { heatSaid, largestOf, placeName, wordsOf } from "../numbers/grids";
@@ -13,7 +13,7 @@ import { picturePad } from "../parts/picturepad";
 import { orRefused, Refused } from "../source/source";
 import type { State } from "../state";
 import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, numberOf, onWords, titleOf } from "./pictured";
-import { chosen, latest, layerOf, touches, type Context, type MakeView, type View } from "./view";
+import { chosen, latest, layerOf, sameTokens, touches, type Context, type MakeView, type View } from "./view";
 
 export const onPictureView: MakeView = (context) => new OnPicture(context);
 
@@ -23,6 +23,17 @@ const ROLLOUT =
   "Rollout (Abnar and Zuidema, 2020) multiplies the mean maps of all layers, each halfway to the identity. It knows no " +
   "values and no feed-forward blocks: it is a guess of where the token's content is from, and no proof.";
 const MEAN = "A mean of heads is a map that no head has.";
+const ONE = "Tokens that look at it are shaded for one head alone: choose one.";
+
+/** What is said of rounded numbers. */
+function roundedIn({ held }: Scene, heat: State["heat"]): string[] {
+  if (!held) return [];
+  const pooled = held.pool > 1 && heat === "head" ? `, and is a mean over ${held.pool} × ${held.pool} patches` : "";
+  return [`In this file a weight is rounded to 1/255 of the largest on the picture${pooled}.`];
+}
+
+/** An answer, null where there is none. */
+const known = <T>(answer: T | Refused): T | null => (answer instanceof Refused ? null : answer);
 
 const HEATS = [
   ["head", "one head"],
@@ -99,7 +110,9 @@ class OnPicture implements View {
     const { grid, weights } = this;
     if (!grid) return;
     const weight = patch < 0 ? NaN : (weights?.[patch] ?? NaN);
-    const pointed = `${placeName(grid, patch)}: ${Number.isNaN(weight) ? "no weight" : figure(weight)}`;
+    const { held } = this.context.scene;
+    const told = held ? `about ${figure(weight, 2)}` : figure(weight);
+    const pointed = `${placeName(grid, patch)}: ${Number.isNaN(weight) ? "no weight" : told}`;
     const said = patch >= 0 ? pointed : weights ? heatSaid(grid, weights) : "";
     (this.readout.firstElementChild as HTMLElement).textContent = said;
   }
@@ -114,7 +127,8 @@ class OnPicture implements View {
       ["row", "where a token looks"],
       ["column", "what looks at it"],
     ] as const;
-    const heats = rollsOut(scene.layers) && !state.by ? [...HEATS, ["rollout", "rollout"] as const] : HEATS;
+    const heats =
+      rollsOut(scene.layers) && !state.by && !scene.held ? [...HEATS, ["rollout", "rollout"] as const] : HEATS;
     const turn = (side: string): void => {
       const same = grid.side === "both" && side === "column" && grid.tokens.includes(i);
       store.set({ by: side === "column", ...(same ? { j: i } : {}) });
@@ -149,20 +163,20 @@ class OnPicture implements View {
       const at = chosenOn(context, grid);
       const [image, heads, weights, words, title] = await Promise.all([
         this.bitmap(grid),
-        heatsOf(context, grid, at),
+        orRefused(heatsOf(context, grid, at)),
         orRefused(heatOf(context, grid, at)),
-        onWords(context, at),
+        orRefused(onWords(context, at)),
         titleOf(context, grid, at),
       ]);
       if (!current()) return;
-      const refused = weights instanceof Refused ? weights.message : "";
-      this.draw(grid, at, { image, weights: weights instanceof Refused ? null : weights, title });
-      if (refused) this.note.textContent = refused;
+      this.draw(grid, at, { image, weights: known(weights), title });
+      if (weights instanceof Refused) this.note.textContent = weights.message;
       const look = heatLook(context.store.state);
-      this.small.hidden = !heads;
-      const top = heads ? this.heads.show(grid, image, heads, look) : null;
+      const every = known(heads);
+      this.small.hidden = !every;
+      const top = every ? this.heads.show(grid, image, every.heads, look) : null;
       this.every.textContent = top === null ? "" : `All are up to ${figure(top, 2)}, the largest weight of any head.`;
-      await this.drawWords(grid, at, words, current);
+      await this.drawWords(grid, at, known(words), current);
     });
   }
 
@@ -183,18 +197,20 @@ class OnPicture implements View {
     this.tell(-1);
     this.context.say(weights ? `${title}, ${name}: ${heatSaid(grid, weights)}` : title);
     this.key.replaceChildren(...(weights ? [shadeKey({ ...state, ...look }, top, ", the largest on it")] : []));
-    this.note.textContent = state.heat === "rollout" ? ROLLOUT : state.heat === "head" ? "" : MEAN;
+    const about =
+      state.heat === "rollout" ? [ROLLOUT] : state.heat === "head" ? [] : [at.by && grid.side === "keys" ? ONE : MEAN];
+    this.note.textContent = [...about, ...roundedIn(this.context.scene, state.heat)].join(" ");
   }
 
   private async drawWords(grid: Grid, at: Chosen, weights: Float32Array | null, current: () => boolean): Promise<void> {
     const { context } = this;
     const { store, scene } = context;
-    const { n_q } = layerOf(context);
+    const layer = layerOf(context);
     const both = grid.side === "both";
     const axis = at.by && both ? "key" : "query";
-    const places = wordsOf(both ? (scene.grids ?? []) : [], n_q);
+    const places = scene.held?.tokens ?? wordsOf(both ? (scene.grids ?? []) : [], layer.n_q);
     // Where a query looks, words of another text have no weight of it.
-    const shaded = both || at.by ? weights : null;
+    const shaded = both || at.by || (scene.held && sameTokens(layer)) ? weights : null;
     const top = shaded ? places.reduce((most, token) => Math.max(most, shaded[token] || 0), 0) : 1;
     const pick = (token: number): void => store.set(at.by && both ? { j: token } : { i: token, by: false });
     const chosenToken = at.by && !both ? -1 : at.tokens[0];

@@ -2,7 +2,7 @@
 
 import type { Grid } from "../data";
 import { regionName, sumOf } from "../numbers/grids";
-import { chosenOf, shownOf, type Chosen } from "../numbers/heats";
+import { chosenOf, shownOf, type Chosen, type EveryHead } from "../numbers/heats";
 import type { HeatLook } from "../parts/heatpicture";
 import { inside } from "../numbers/windows";
 import type { State } from "../state";
@@ -15,10 +15,13 @@ export const heatLook = ({ scale, tone }: State): HeatLook => ({ scale: scale ==
 export const numberOf = ({ scene, store }: Pick<Context, "scene" | "store">): number =>
   inside(store.state.grid, scene.grids?.length ?? 1);
 
-/** The picture that is shown, none in a text without one. Queries after a cache are none of its tokens. */
+/**
+ * The picture that is shown, none in a text without one. Queries after a cache are none of its tokens, nor are those of
+ * which a file holds rows.
+ */
 export function gridOf(context: Context): Grid | undefined {
   const grid = context.scene.grids?.[numberOf(context)];
-  return grid && { ...grid, side: sameTokens(layerOf(context)) ? grid.side : "keys" };
+  return grid && { ...grid, side: sameTokens(layerOf(context)) && !context.scene.held ? grid.side : "keys" };
 }
 
 /** What is chosen on a picture. */
@@ -28,7 +31,7 @@ export function chosenOn(context: Context, grid: Grid): Chosen {
 }
 
 /** The weights of all heads on the patches; null where those that look have none. */
-export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chosen): Promise<Float32Array[][] | null> {
+export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chosen): Promise<EveryHead | null> {
   const { data, store, scene } = context;
   const number = numberOf(context);
   if (!by) return data.heat(scene, store.state.scene, { token: tokens[0], side: "row", grid: number });
@@ -36,7 +39,8 @@ export async function heatsOf(context: Context, grid: Grid, { by, tokens }: Chos
   const all = await Promise.all(
     tokens.map((token) => data.heat(scene, store.state.scene, { token, side: "column", grid: number })),
   );
-  return all[0].map((heads, l) => heads.map((_, k) => sumOf(all.map((one) => one[l][k]))));
+  const heads = all[0].heads.map((of, l) => of.map((_, k) => sumOf(all.map((one) => one.heads[l][k]))));
+  return { heads };
 }
 
 /** The weights that are shown large; null where those that look have no patches. */

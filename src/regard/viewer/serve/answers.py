@@ -7,7 +7,7 @@ from regard.examplemodel import ExampleModel
 from regard.interpret.examplemodel.vit import ExampleViT
 from regard.viewer.data.questions import Answer, Query, Question, Refused
 from regard.viewer.scene.labels import brief
-from regard.viewer.scene.scenes import Head, Scene, Unknown
+from regard.viewer.scene.scenes import Array, Head, Scene, Unknown
 from regard.viewer.serve import export, views
 from regard.viewer.serve.codecs import split_query
 from regard.viewer.serve.contents import LARGEST, Contents
@@ -15,6 +15,7 @@ from regard.viewer.serve.registry import KEPT, Registry
 from regard.viewer.serve.results import LIMIT, Results
 from regard.viewer.serve.routes import Route, answer, find
 from regard.viewer.serve.store import Unfinished
+from regard.viewer.serve.wordrows import WordRows
 
 
 class Answers:
@@ -90,7 +91,8 @@ class Answers:
         model: the one that made the scene; the file holds it, and reads texts that are typed. The small model of the
         digit on a picture is held in any case.
 
-        Raises ValueError, before any work, if what the file needs is more than `limit` bytes.
+        Of a scene with pictures that is larger than `limit` bytes, the file holds the rows of words. Raises ValueError,
+        before any work, if these are more too.
         """
         if model is None and self.registry[name].kind == "picture":
             model = ExampleViT.load()
@@ -99,7 +101,18 @@ class Answers:
         assert isinstance(scenes, dict)
         answers = {path: self.get(*split_query(path)) for path in contents.paths}
         heads = {at: self.head(name, *at) for at in contents.computed}
-        return export.page(contents, scenes, answers, heads, model)
+        rows = None if contents.rows is None else self._rows(name, contents.rows)
+        return export.page(contents, scenes, answers, heads, model, rows)
+
+    def _rows(self, name: str, rows: WordRows) -> dict[str, Any]:
+        """Return the rows of words that a file holds."""
+        scene = self.registry[name]
+
+        def weights(layer: int, queries: range) -> Array:
+            at = Question((name, scene), 0, {}, layer)
+            return self.results.weights(at, queries, range(at.of.problem.n_k))
+
+        return rows.stored(weights)
 
 
 def missing(path: str) -> Answer:

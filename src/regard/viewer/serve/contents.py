@@ -2,7 +2,7 @@
 
 Answers of a server are held, except rows, columns and tiles: the page computes these from queries, keys and lse, by a
 module of WebAssembly for the rules of the layer. Layers with arrays of all pairs have the tiles of the exact level
-instead.
+instead. Of a scene with pictures that is too large, it holds the rows of words (`wordrows`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from regard.viewer.data.questions import MOST_TOKENS
 from regard.viewer.scene.scenes import Head, Scene, SceneLayer
 from regard.viewer.serve import packed
 from regard.viewer.serve.kernels import module_of, stored
+from regard.viewer.serve.wordrows import LIMIT, WordRows
 
 LARGEST = 64 * 2**20
 """Bytes of numbers, before they become text, that a file may hold."""
@@ -88,8 +89,9 @@ class SavedLayer:
 class Contents:
     """The contents of the file of a scene.
 
-    name: the id of the scene. layers: with their modules. compact: queries, keys and values are 16-bit codes, where
-    these are precise. editable: the file holds the model that made the scene.
+    name: the id of the scene. layers: with their modules; none where the file holds `rows` of words instead of heads.
+    compact: queries, keys and values are 16-bit codes, where these are precise. editable: the file holds the model that
+    made the scene.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Contents:
     layers: tuple[SavedLayer, ...]
     compact: bool
     editable: bool
+    rows: WordRows | None = None
 
     @classmethod
     def of(cls, name: str, scene: Scene, limit: int = LARGEST, editable: bool = False) -> "Contents":
@@ -108,12 +111,15 @@ class Contents:
         size = sum(x.size(4) for x in layers)
         if compact := size > min(SMALL, limit):
             size = sum(x.size(2) for x in layers)
+        if size > limit and (rows := WordRows.of(scene, min(limit, LIMIT))) is not None:
+            return cls(name, scene, (), compact, False, rows)
         if size > limit:
             p = scene.layers[0].problem
             heads = sum(layer.heads for layer in scene.layers)
+            less = "Capture fewer words by queries=, or fewer heads" if scene.grids else "Take a shorter text"
             raise ValueError(
                 f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries "
-                f"and {p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
+                f"and {p.n_k} keys are {size / 2**20:.0f}. {less}, or save .npz"
             )
         return cls(name, scene, layers, compact, editable)
 
@@ -126,7 +132,9 @@ class Contents:
     def paths(self) -> list[str]:
         """The paths of the answers that the file holds, in the order in which they are to be computed."""
         name = self.name
-        paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
+        paths = ["words"]
+        if self.rows is None:
+            paths += [f"{name}/heads", f"{name}/finding", f"{name}/tour"]
         n_q = len(self.scene.query_tokens)
         if self.scene.kind == "model" and self.scene.predicts and n_q <= FORESEEN:
             paths += [f"{name}/expected?i={i}" for i in range(n_q)]

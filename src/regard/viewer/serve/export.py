@@ -6,6 +6,8 @@ Format 3: `answers` are JSON that is deflated (zlib), in base64. `exact` has a h
 means float32, "u16" the codes of `packed`, with their scales. Query heads that share keys and values name the first of
 them as `keys_of`. Format 2 has the answers as they are. Format 1, without a number, has the keys of every head, in
 float32 or float16 ("f16"); pages read all three.
+
+A file of format 3 with `rows` has no heads, but rows of words over pictures (`wordrows`).
 """
 
 import json
@@ -46,24 +48,29 @@ def page(
     answers: Mapping[str, Answer],
     heads: Mapping[tuple[int, int], Head],
     model: ExampleModel | ExampleViT | None = None,
+    rows: dict[str, Any] | None = None,
 ) -> str:
     """Return the file of a scene.
 
     scenes: the answer that lists it. answers: those at `contents.paths`. heads: those of `contents.computed`. model:
     the one that made the scene; the file holds it, and reads texts that are typed or pictures that are
-    drawn.
+    drawn. rows: those of words, as `WordRows.stored` returns them.
     """
     name = contents.name
-    mine = [scene | {"editable": contents.editable} for scene in scenes["scenes"] if scene["id"] == name]
+    more = {"editable": contents.editable} | ({} if rows is None else {"held": rows["held"]})
+    mine = [scene | more for scene in scenes["scenes"] if scene["id"] == name]
     data: dict[str, Any] = {
         "format": FORMAT,
         "answers": _deflated(
             {"api/scenes": scenes | {"scenes": mine}}
             | {f"api/{path}": _plain(path, answer) for path, answer in answers.items()}
+            | ({} if rows is None else {f"api/{name}/finding": rows["finding"]})
         ),
         "exact": contents.exact(heads),
         "modules": [base64(x) for x in contents.modules],
     }
+    if rows is not None:
+        data["rows"] = {part: rows[part] for part in ("cells", "layers")}
     if model is not None:
         data["model"] = _model(model, compiled=bool(contents.modules))
     return _html(contents, data)
