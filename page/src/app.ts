@@ -1,4 +1,14 @@
-import { Data, placeIn, readsTexts, type Finding, type More, type Scene, type Settings, type Words } from "./data";
+import {
+  Data,
+  placeIn,
+  readsPictures,
+  readsTexts,
+  type Finding,
+  type More,
+  type Scene,
+  type Settings,
+  type Words,
+} from "./data";
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
@@ -215,10 +225,11 @@ export class App {
     return !here || (Object.keys(here) as (keyof typeof here)[]).some((key) => here[key] !== settings[key]);
   }
 
-  /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
+  /** Follows a link to a scene that is not here: runs its text or its picture again, or says what is shown instead. */
   private async recall(state: State): Promise<void> {
     const settings = settingsIn(state);
-    const model = this.scenes.find(readsTexts);
+    const drawn = settings?.picture !== undefined;
+    const model = this.scenes.find(drawn ? readsPictures : readsTexts);
     let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
     let reason = "";
     if (settings && model) {
@@ -234,9 +245,8 @@ export class App {
     }
     this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
     const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
-    this.notice.show(
-      `This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`,
-    );
+    const what = drawn ? "a picture that no model here reads" : `a text that is not here, ${lost}`;
+    this.notice.show(`This link is to ${what}${reason}. Instead, this is “${this.scene.name}”.`);
   }
 
   /** The state with what is not there replaced by what is. */

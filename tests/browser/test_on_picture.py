@@ -84,6 +84,11 @@ def test_a_saved_page_reads_what_is_drawn(tab: Tab, tmp_path: Path) -> None:
     page.wait_for_url("**scene=picture-3**")
     page.wait_for_selector(".heats .thumb canvas")
     assert page.locator(".picture-pad .shares .word").first.inner_text() == "1"
+    said = page.locator(".picture-pad .shares li").first.inner_text()
+    tab.open(page.evaluate("location.hash").lstrip("#"), file.as_uri())  # the file anew, by a link
+    page.locator(".picture-pad .shares li", has_text=said.split()[-2]).wait_for()
+    assert page.locator(".picture-pad .shares li").first.inner_text() == said
+    assert "scene=picture-2&" in page.evaluate("location.hash")
     for view in ("overview", "heads", "map", "profiles"):
         page.locator(f"nav [data-view={view}]").click()
         page.wait_for_selector(f".{view}")
