@@ -80,6 +80,8 @@ export interface Scene {
   batch: number;
   n_tokens: number;
   has_tokens: boolean;
+  /** Whether queries have tokens where keys have none: words over a sound. */
+  has_query_tokens?: boolean;
   /** Tokens that make a repeated run. */
   prefix: number;
   layers: Layer[];

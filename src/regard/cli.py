@@ -185,7 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument(
         "--sequence",
         metavar="S",
-        help="of a model with an encoder and a decoder, the sequence to look at: its number, or a part of its name",
+        help="of a model with an encoder and a decoder, the sequence to look at: its number, or a part of its name "
+        "(default for files: a text over a picture or a sound)",
     )
     look.add_argument(
         "--token",

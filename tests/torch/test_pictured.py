@@ -77,6 +77,15 @@ def test_a_page_of_a_picture(vit: Path, cat: Path, tmp_path: Path) -> None:
     assert base64.b64decode(answers[f"api/{scene['id']}/{grid['picture']}"]["bytes"]).startswith(b"\x89PNG")
 
 
+def test_a_page_does_not_open_without_its_picture(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["look", "--model", str(vit), "--image", str(tmp_path / "x.png"), "--no-open"]) == 2
+    said = capsys.readouterr()
+    assert "http" not in said.out
+    assert said.err == f"regard: error: cannot read image {tmp_path / 'x.png'}: No such file or directory\n"
+
+
 def test_the_picture_is_what_the_model_saw(vit: Path, cat: Path) -> None:
     """The processor's resize, and its normalization undone; heat is that of eager."""
     model = transformers.ViTForImageClassification.from_pretrained(vit).eval()
@@ -99,7 +108,7 @@ def test_a_picture_and_a_text(template: bool) -> None:
     model, processor = llava()
     if not template:
         processor.chat_template = None
-    vision, text = scenes_of(model, image=PIXELS, text="what is it", tokenizer=processor)
+    text, vision = scenes_of(model, image=PIXELS, text="what is it", tokenizer=processor)
     (seen,), (read,) = vision.grids, text.grids
     np.testing.assert_array_equal(seen.tokens, 1 + np.arange(16))
     first = text.key_tokens.index("<image>")

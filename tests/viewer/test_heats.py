@@ -10,11 +10,11 @@ import pytest
 
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.grids import PatchGrid
-from regard.interpret.capture.layers import Layer
+from regard.interpret.capture.layers import Layer, Tokens
 from regard.viewer.scene import scenes
 from regard.viewer.scene.sources import captured
 from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.saving import Still
+from regard.viewer.serve.saving import Still, single
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (12, 20, 3), np.uint8)
 GRID = PatchGrid(2, 3, np.array([1, 2, 3, 4, -1, 6]), picture=PICTURE)
@@ -56,6 +56,41 @@ def test_a_scene_lists_its_grids(answers: Answers) -> None:
     }]  # fmt: skip
     assert "grids" not in Answers([scenes_without()]).get("scenes").content["scenes"][0]
     assert scene_of(cross=True).described("x")["grids"][0]["side"] == "keys"
+
+
+def test_a_page_of_a_picture_opens_on_what_is_no_patch() -> None:
+    scene = scene_of()  # tokens 0 and 5 are no patches
+    assert ask(Answers([scene]), "finding").content["i"] == 0
+    labels = tuple(f"word{i} " for i in range(7))
+    texts = scenes.replace(scene, query_tokens=labels, key_tokens=labels)
+    assert ask(Answers([texts]), "finding").content["i"] == 5
+    patches = scenes.replace(scene, grids=(PatchGrid.after(1, 7),))
+    assert ask(Answers([patches]), "finding").content["i"] == -1
+
+
+def test_words_over_a_sound_are_told_where_its_frames_have_none() -> None:
+    x = np.zeros((1, 2, 7, 4), np.float32)
+    sound = Layer.of(
+        "cross", x[:, :, :2], x, cross=True, query_tokens="ids", grids=(PatchGrid.after(1, 7, kind="sound"),)
+    )
+    answers = Answers(captured(Capture([sound], {"ids": Tokens(None, (("to ", "be"),))})))
+    (listed,) = answers.get("scenes").content["scenes"]
+    assert (listed["has_tokens"], listed["has_query_tokens"]) == (False, True)
+    assert ask(answers, "tokens?axis=query").content["tokens"] == ["to ", "be"]
+
+
+def test_a_text_over_a_picture_comes_first_and_is_named_by_its_words() -> None:
+    x = np.zeros((1, 2, 7, 4), np.float32)
+    grid = PatchGrid.after(2, 2, prefix=1)
+    tower = [Layer.of(f"tower.{n}", x, x, grids=(PatchGrid.after(1, 7),)) for n in range(2)]
+    labels = ("A ", *["<image>"] * 4, "cat", ".")
+    read = {"grids": (grid,), "query_tokens": "ids", "key_tokens": "ids"}
+    text = [Layer.of(f"text.{n}", x, x, **read) for n in range(2)]
+    made = captured(Capture([*tower, *text], {"ids": Tokens(None, (labels,))}, model="tiny"))
+    assert [scene.name for scene in made] == ["A cat., text", "tiny, tower"]
+    assert single(made) is made[0]
+    with pytest.raises(ValueError, match="only the page shows several sequences"):
+        single(tuple(scenes.replace(scene, grids=()) for scene in made))
 
 
 def scenes_without() -> scenes.Scene:

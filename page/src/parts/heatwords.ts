@@ -32,7 +32,7 @@ export async function heatWords(context: Context, words: Words): Promise<HTMLEle
   if (shown.length) await tokens?.load(shown[0], (shown.at(-1) as number) + 1);
   const text = h("p", { class: "shaded sheet words" }, start > 0 && "… ");
   for (const token of shown) {
-    const word = tokens ? readable(tokens.at(token) ?? "").replaceAll("\n", "↵") || "∅" : `${token} `;
+    const word = tokens ? readable(tokens.at(token) ?? "").replaceAll("\n", "↵") || "∅" : `token ${token} `;
     const span = h("span", { class: "token", "data-token": token }, word);
     const weight = weights?.[token] ?? 0;
     const place = weight > 0 ? toned(weight, top || 1, look.tone) : 0;

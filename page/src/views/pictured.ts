@@ -6,7 +6,7 @@ import { chosenOf, shownOf, type Chosen, type EveryHead } from "../numbers/heats
 import type { HeatLook } from "../parts/heatpicture";
 import { inside } from "../numbers/windows";
 import type { State } from "../state";
-import { chosen, headAt, headName, layerOf, named, sameTokens, type Context } from "./view";
+import { chosen, headAt, headName, layerOf, named, sameTokens, tokensOf, type Context } from "./view";
 
 /** Colours of heat: unless others were chosen, some that are told from a picture in grey. */
 export const heatLook = ({ scale, tone }: State): HeatLook => ({ scale: scale === "auto" ? "viridis" : scale, tone });
@@ -68,7 +68,9 @@ export async function onWords({ data, store }: Context, { by, tokens }: Chosen):
 /** What is chosen, in a few words. */
 export async function titleOf(context: Context, grid: Grid, at: Chosen): Promise<string> {
   const [token] = at.tokens;
-  const name = regionName(grid, at.patches) || (await named(context, at.by ? "key" : "query", token));
+  const axis = at.by ? "key" : "query";
+  const one = await named(context, axis, token);
+  const name = regionName(grid, at.patches) || (tokensOf(context)[axis] ? one : `token ${one}`);
   return at.by ? `What looks at ${name}` : `Where ${name} looks`;
 }
 

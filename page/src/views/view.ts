@@ -113,8 +113,11 @@ export async function named(context: Context, axis: "query" | "key", index: numb
 
 export function tokensOf(context: Context): BothTokens {
   const { scene } = context.store.state;
-  if (!context.scene.has_tokens) return { query: null, key: null };
-  return { query: context.data.tokens(scene, "query"), key: context.data.tokens(scene, "key") };
+  const { has_tokens, has_query_tokens } = context.scene;
+  return {
+    query: has_tokens || has_query_tokens ? context.data.tokens(scene, "query") : null,
+    key: has_tokens ? context.data.tokens(scene, "key") : null,
+  };
 }
 
 /** Runs what answers later; what was asked before is dropped when it answers after. */

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from regard.interpret import inputs
+from regard.interpret.capture.pictures import opened
 from regard.rules import Mask
 from regard.viewer.scene import sources, words
 from regard.viewer.scene.own import SENTENCE, TextRunner
@@ -72,6 +73,8 @@ def _serve(
 
     if arguments.model is not None:
         inputs.require_local(arguments.model)
+    if arguments.image is not None:
+        opened(arguments.image)  # before a browser opens, and PyTorch is loaded
     shown = ExitStack()
 
     def prepare(tell: Progress) -> Answers:

@@ -61,7 +61,8 @@ def look(
             reads it by `tokenizer`, its processor of transformers, with `text` if it reads both.
             Below the single grid of a capture's patches it is shown as it is.
         sequence: the number, or a part of the name, of one sequence of a model that reads several
-            (encoder and decoder). The page shows all by default; a file shows one.
+            (encoder and decoder). The page shows all by default; a file shows one, by default that
+            of a text over a picture or a sound.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz. Without an ending:
             .html, .svg and, if matplotlib is installed (the extra `plots`), .png.
         with_model: embed regard's own model in the saved page, which then runs it on typed texts.

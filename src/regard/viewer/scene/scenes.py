@@ -208,6 +208,18 @@ class Scene:
         """Return the grids of a batch element; those of others are as many."""
         return tuple(grid for grid in self.grids if grid.of_batch(batch))
 
+    def words(self, batch: int = 0) -> tuple[int, ...]:
+        """Return the queries that are no patches: all of them where they are no keys."""
+        p = self.layers[0].problem
+        other = self.layers[0].cross or p.n_q != p.n_k
+        patches = set() if other else {int(token) for grid in self.grids_of(batch) for token in grid.tokens}
+        return tuple(i for i in range(p.n_q) if i not in patches)
+
+    @property
+    def pictured_text(self) -> bool:
+        """True for a text whose tokens look at a picture, or at a sound."""
+        return bool(self.query_tokens and self.grids)
+
     @property
     def batch(self) -> int:
         """The number of batch elements."""
@@ -250,7 +262,9 @@ class Scene:
     def _pictured(self) -> dict[str, Any]:
         """Return what a scene with pictures has in its entry; nothing of others."""
         odds = [{"token": name, "probability": share} for name, share in self.odds]
-        return {name: x for name, x in (("grids", self._described_grids()), ("odds", odds)) if x}
+        unlike = bool(self.query_tokens) and not self.key_tokens  # a text whose keys are patches or frames
+        more = (("grids", self._described_grids()), ("odds", odds), ("has_query_tokens", unlike))
+        return {name: x for name, x in more if x}
 
     def _described_grids(self) -> list[dict[str, Any]]:
         side = "keys" if self.layers[0].cross else "both"

@@ -341,8 +341,8 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     """Return a capture as scenes, each of the layers that read the same sequences.
 
     So an encoder and a decoder have scenes of their own, and their layers count within each. Each is named by the first
-    words of what its queries read, or by the model without a text, and by its stack. Raises ValueError for a capture
-    without layers.
+    words of what its queries read, or by the model without a text, and by its stack. A text over a picture or a sound
+    comes first. Raises ValueError for a capture without layers.
     """
     if not seen.layers:
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
@@ -359,7 +359,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
         labels = seen.labels(numbers[0], "query") or ()
         scenes.append(
             Scene(
-                name=f"{first_words(''.join(labels)) or seen.model}{part}",
+                name=f"{first_words(_read(seen.layers[numbers[0]], labels)) or seen.model}{part}",
                 kind=kind,
                 layers=tuple(_captured_layer(seen.layers[n], x) for n, x in zip(numbers, counted, strict=True)),
                 query_tokens=labels,
@@ -369,7 +369,14 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
                 grids=seen.layers[numbers[0]].grids,
             )
         )
-    return tuple(scenes)
+    return tuple(sorted(scenes, key=lambda scene: not scene.pictured_text))
+
+
+def _read(layer: layers.Layer, labels: Sequence[str]) -> str:
+    """Return the text that a layer's queries read, without the tokens of pictures in it."""
+    same = not layer.cross and layer.n_q == layer.n_k
+    patches = {int(token) for grid in layer.grids for token in grid.tokens} if same else set()
+    return "".join(label for i, label in enumerate(labels) if i not in patches)
 
 
 def _note(seen: captured_model.Capture, layer: layers.Layer) -> str:

@@ -125,12 +125,15 @@ def _arrays(layer: SceneLayer) -> dict[str, Array]:
 def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
     """Return the one scene for terminals and files, by number or part of its name.
 
-    sequence: required if there are several scenes.
+    sequence: required if there are several scenes, unless one alone is of a text over a picture or a sound.
 
     Raises ValueError if it is missing, unknown or ambiguous.
     """
     listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
     if sequence is None:
+        pictured = [scene for scene in scenes if scene.pictured_text]
+        if len(scenes) > 1 and len(pictured) == 1:
+            return pictured[0]
         if len(scenes) > 1:
             raise ValueError(f"only the page shows several sequences; choose one by sequence= or --sequence: {listed}")
         return scenes[0]

@@ -124,7 +124,15 @@ def first_finding(results: Results, at: Question) -> Answer:
     picked, _ = _picked(estimated)
     n_q = at.scene.layers[picked.layer].problem.n_q
     how = "" if rows >= n_q else sentences.estimated(rows, n_q)
-    return Answer(200, {"layer": picked.layer, "head": picked.head, "i": picked.query, "how": how})
+    return Answer(200, {"layer": picked.layer, "head": picked.head, "i": _told(at, picked.query), "how": how})
+
+
+def _told(at: Question, query: int) -> int:
+    """Return the query to show first: beside pictures a word, or the class token, rather than a patch."""
+    n_q, words = at.scene.layers[0].problem.n_q, at.scene.words(at.b)
+    if not words or query % n_q in words:
+        return query
+    return words[-1 if at.scene.query_tokens else 0]
 
 
 def claims(results: Results, at: Question) -> Answer:

@@ -102,7 +102,7 @@ class WordRows:
     @classmethod
     def of(cls, scene: Scene, limit: int = LIMIT) -> "WordRows | None":
         """Return the rows of a scene; None if it has none, or if they are over `limit` bytes in the largest cells."""
-        rows = cls(scene, _words(scene))
+        rows = cls(scene, scene.words() if scene.grids_of() else ())
         if not rows.tokens:
             return None
         of_heads, of_means = rows.cells(MOST_POOLED).count, rows.cells(1).count
@@ -157,16 +157,6 @@ class WordRows:
             for first in range(start, end, band)
         ]
         return np.concatenate([weights(layer, queries).astype(np.float32) for queries in bands], axis=1)
-
-
-def _words(scene: Scene) -> tuple[int, ...]:
-    """Return the queries of a scene with grids that are no patches: all of them where they are no keys."""
-    p, grids = scene.layers[0].problem, scene.grids_of()
-    if not grids:
-        return ()
-    patches = {int(token) for grid in grids for token in grid.tokens}
-    other = scene.layers[0].cross or p.n_q != p.n_k
-    return tuple(i for i in range(p.n_q) if other or i not in patches)
 
 
 def _text(codes: Array, scales: Array) -> dict[str, str]:
