@@ -421,7 +421,9 @@ export class App {
     const { store, scenes, scene } = this;
     const acts = {
       ...(!scene.held && { tour: () => store.set({ tour: 1 }) }),
-      ...{ share: () => this.share.open(), turn: () => this.turn(), help: () => this.openHelp() },
+      share: () => this.share.open(),
+      turn: () => this.turn(),
+      help: () => this.openHelp(),
     };
     redraw(
       this.header,
