@@ -52,7 +52,7 @@ LAZY = {
     "regard.bench.shapes": ("torch", "PyTorch"),
     "regard.cli": (
         "bench.device_rows bench.measure bench.report bench.rows bench.run doctor examplemodel insight "
-        "interpret.ablation interpret.table viewer.command viewer.show.steps",
+        "interpret.ablation interpret.table ops.planning ops.stepping viewer.command viewer.show.steps",
         COMMAND,
     ),
     "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
@@ -78,7 +78,10 @@ LAZY = {
     "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
     "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
-    "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
+    "regard.viewer.command": (
+        "viewer.serve.server viewer.show.terminal",
+        "starlette and uvicorn, for pages alone; and what pages do not need",
+    ),
     "regard.viewer.looking": (
         "core.tensors interpret.capture.captured viewer.scene.own viewer.scene.sources viewer.serve.answers "
         "viewer.serve.notebook viewer.scene.weights viewer.scene.words viewer.serve.saving viewer.serve.server",

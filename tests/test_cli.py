@@ -231,7 +231,7 @@ def test_interrupt(run, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli.steps", interrupted)
+    monkeypatch.setattr("regard.ops.stepping.steps", interrupted)
     assert run("steps") == (130, "", "")
 
 
@@ -239,7 +239,7 @@ def test_a_defect_is_not_blamed_on_the_user(run, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("regard.cli.steps", broken)
+    monkeypatch.setattr("regard.ops.stepping.steps", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         run("steps")
 

@@ -23,13 +23,12 @@ from regard.arguments.packages import EXTRAS, MissingPackage, require
 from regard.arguments.values import integer
 from regard.engines import engines
 from regard.interpret import inputs
-from regard.ops.planning import plan, shapes
-from regard.ops.stepping import Step, steps
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from regard.interpret.ablation import Losses
+    from regard.ops.stepping import Step
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -303,6 +302,8 @@ def _look(arguments: argparse.Namespace) -> None:
 
 
 def _steps(arguments: argparse.Namespace) -> None:
+    from regard.ops.stepping import steps
+
     with _input():
         if arguments.files:
             query, key, value = _load(arguments)
@@ -327,6 +328,8 @@ def _steps(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> None:
+    from regard.ops.planning import plan
+
     with _input():
         if arguments.files:
             operands: Sequence[Any] = _load(arguments)
@@ -576,6 +579,8 @@ def _shapes(
     arguments: argparse.Namespace, n: int | None = None, d: int | None = None
 ) -> tuple[list[tuple[int, ...]], np.dtype[Any]]:
     """Return the shapes of query, key and value on the command line, and their dtype."""
+    from regard.ops.planning import shapes
+
     sizes = {"n": n, "d": d} | {name: value for name in SIZES if (value := getattr(arguments, name, None)) is not None}
     if sizes["n"] is None or sizes["d"] is None:
         raise Refusal("give --n and --d, or files with query, key and value")
@@ -599,7 +604,7 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
     return [found[name] for name in inputs.OPERANDS]
 
 
-def _plain(step: Step) -> dict[str, Any]:
+def _plain(step: "Step") -> dict[str, Any]:
     """Return a step in a form that JSON can hold."""
     return {
         "name": step.name,

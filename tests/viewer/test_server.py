@@ -330,6 +330,35 @@ def test_a_page_that_is_open_is_told_why_the_model_failed() -> None:
     assert (process.returncode, errors) == (2, "regard: error: it has no layers\n")
 
 
+WORDS = """
+import sys
+from regard.cli import main
+from regard.viewer.scene import words
+read = words.read
+words.read = lambda: (sys.stdin.readline(), read())[1]
+sys.exit(main(["look", "--no-open"]))
+"""
+
+
+def test_the_page_opens_while_its_sentences_are_read() -> None:
+    piped, command = subprocess.PIPE, [sys.executable, "-c", WORDS]
+    with subprocess.Popen(command, stdin=piped, stdout=piped, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("regard look: ").strip()
+        while (answer := asked(f"{url}api/scenes"))[1]["stage"] == "starting":
+            pass
+        assert answer == (202, {"stage": "reading the sentences", "done": 0, "total": 0, "left": None, "progress": 0.0})
+        process.stdin.write("\n" * 99)
+        process.stdin.flush()
+        while (answer := asked(f"{url}api/scenes"))[0] == 202:
+            pass
+        assert answer[0] == 200
+        assert answer[1]["scenes"][0]["kind"] == "words"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
 def test_answers_that_were_prepared_are_those_of_the_scenes() -> None:
     scene, ended = example(Settings("to be")), threading.Event()
     preparing = Preparing(lambda tell: Answers([scene], start="#view=map"))

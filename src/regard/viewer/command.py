@@ -21,7 +21,6 @@ from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.links import VIEWS, fragment
 from regard.viewer.serve.preparing import Preparing
 from regard.viewer.show import drawing
-from regard.viewer.show.terminal import show
 
 Progress = Callable[[Any], object]
 
@@ -52,6 +51,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 except OSError as error:
                     raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:
+            from regard.viewer.show.terminal import show
+
             show(still.data, still.choice, console)
         for path in paths:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
@@ -68,7 +69,10 @@ def _serve(
     progress: AbstractContextManager[Progress],
     chosen: dict[str, Any],
 ) -> None:
-    """Serve the page until it is interrupted. It opens before a model has run, and says how far that is."""
+    """Serve the page until it is interrupted.
+
+    It opens before a model has run, and says how far that is. What cannot fail is made meanwhile too.
+    """
     from regard.viewer.serve.server import Viewer, bound
 
     if arguments.model is not None:
@@ -86,7 +90,8 @@ def _serve(
         scenes = sources.for_page(scenes)
         return Answers(scenes, start=fragment(scenes[0], arguments.view, **chosen))
 
-    preparing = None if arguments.model is None else Preparing(prepare)
+    later = arguments.model is not None or (_on_words(arguments, text) and not _chooses(arguments, chosen))
+    preparing = Preparing(prepare) if later else None
     with bound(arguments.port) as home:
         answers = prepare(lambda stage: None) if preparing is None else preparing
         try:
@@ -112,7 +117,7 @@ def _serve(
 
 def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
     """Return the scenes of a page: a model stays, and reads the texts that are typed."""
-    if (text, arguments.capture, arguments.model, arguments.arrays) == (None,) * 4:
+    if _on_words(arguments, text):
         return words.page(progress)
     if arguments.model is None or arguments.image is not None:
         return _scenes(arguments, text, mask, progress)
@@ -123,6 +128,16 @@ def _of_page(arguments: Namespace, text: str | None, mask: Mask | None, progress
             return _scenes(arguments, text, mask, progress)
         raise
     return runner.scenes({"text": SENTENCE if text is None else text}, progress)
+
+
+def _on_words(arguments: Namespace, text: str | None) -> bool:
+    """Return True if the page opens on the sentences that larger models have read."""
+    return (text, arguments.capture, arguments.model, arguments.arrays) == (None,) * 4
+
+
+def _chooses(arguments: Namespace, chosen: dict[str, Any]) -> bool:
+    """Return True if the page opens on a choice, which may not exist."""
+    return any(x is not None for x in (arguments.view, arguments.sequence, *chosen.values()))
 
 
 def _leave(status: int) -> NoReturn:

@@ -11,6 +11,7 @@ from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.examplemodel.vit import ExampleViT, PictureTrace, held_out
 from regard.ops.normalization import problem_from
 from regard.runtime.forks import cached_property
+from regard.runtime.progress import Stage
 from regard.viewer.scene.running import Expected, HeadLosses, Heads, Predicts, Replacement
 from regard.viewer.scene.scenes import Opening, Scene, SceneLayer
 
@@ -77,12 +78,12 @@ class DigitRunner:
         return pixels.reshape(side, side)
 
     def scenes(
-        self, settings: Mapping[str, Any], progress: Callable[[str], object] = lambda stage: None
+        self, settings: Mapping[str, Any], progress: Callable[[Stage], object] = lambda stage: None
     ) -> tuple[Scene, ...]:
         """Run the model on a picture, and return its scene."""
         picture = settings["picture"]
         pixels, config = self.pixels(picture), self.model.config
-        progress("running the model on a picture")
+        progress(Stage("running the model on a picture"))
         trace = self.model.run(pixels.astype(np.float32) / 255)
         grid = PatchGrid.after(config.cells, config.cells, 1, picture=np.repeat(pixels[..., None], 3, -1))
         tokens = ("[CLS] ", *(f"r{r + 1}c{c + 1} " for r in range(config.cells) for c in range(config.cells)))

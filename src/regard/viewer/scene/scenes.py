@@ -17,6 +17,7 @@ from regard.engines import Engine, choose
 from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.heads import by_chance
 from regard.interpret.table import caution
+from regard.ops.normalization import causally
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
 
@@ -419,6 +420,8 @@ def triangle(p: Problem) -> tuple[bool, bool]:
     """
     if p.mask is None:
         return False, True
+    if p.mask is causally(None):
+        return True, True
     first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
     ranges = p.extents.ranges(0, (0, p.heads - 1), np.int64(0), np.int64(0))
     none, every = True, True

@@ -19,6 +19,7 @@ from regard.loaders import loaders
 from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
 from regard.runtime.forks import cached_property
+from regard.runtime.progress import Stage
 from regard.viewer.scene.digits import digit
 from regard.viewer.scene.labels import byte_label, byte_tokens, first_words
 from regard.viewer.scene.running import Expected, Heads, Predicts, Replacement
@@ -97,7 +98,7 @@ class ExampleRunner:
         return Settings.of(given).plain()
 
     def scenes(
-        self, settings: Mapping[str, Any], progress: Callable[[str], object] = lambda stage: None
+        self, settings: Mapping[str, Any], progress: Callable[[Stage], object] = lambda stage: None
     ) -> tuple[Scene, ...]:
         """Run the model, and return its scene.
 
@@ -107,7 +108,7 @@ class ExampleRunner:
         if (half := re.search("[\ud800-\udfff]", text)) is not None:
             raise ValueError(f"text must be Unicode: character {half.start()} is half of a surrogate pair")
         ids = self.model.encode(text)
-        progress(f"running the model on {len(ids)} tokens")
+        progress(Stage(f"running the model on {len(ids)} tokens"))
         trace = self.model.run(ids, **_options(settings))
         layers = tuple(
             SceneLayer(
@@ -181,7 +182,7 @@ class ExampleLosses:
 
 
 def example(
-    settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
+    settings: Settings, model: ExampleModel | None = None, progress: Callable[[Stage], object] = lambda stage: None
 ) -> Scene:
     """Return the scene of a text, as read by the model that ships with regard.
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.interpret.formats import weight_text
+from regard.runtime.progress import Stage
 from regard.viewer.scene.labels import place_of
 from regard.viewer.scene.scenes import Array, Opening, Scene
 from regard.viewer.scene.sources import Settings, example, for_page
@@ -129,9 +130,9 @@ def opening() -> tuple[Scene, ...]:
     return tuple(_scene(name, text, stored) for name, text in TEXTS.items())
 
 
-def page(progress: Callable[[str], object] = lambda stage: None) -> tuple[Scene, ...]:
+def page(progress: Callable[[Stage], object] = lambda stage: None) -> tuple[Scene, ...]:
     """Return the scenes of a page without a text: the sentences, the example model, and what was made by hand."""
-    progress("reading the sentences")
+    progress(Stage("reading the sentences"))
     return (*opening(), *for_page([example(Settings(), progress=progress)]))
 
 
