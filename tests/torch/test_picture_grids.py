@@ -439,6 +439,19 @@ def test_models_without_a_grid() -> None:
 
 
 @needs_transformers
+def test_pixels_that_fill_no_patch_are_not_shown() -> None:
+    """SigLIP reads 384 × 384 pixels in 27 × 27 patches of 14."""
+    model = t.SiglipVisionModel(t.SiglipVisionConfig(**SMALL, image_size=36, patch_size=PATCH)).eval()
+    values = torch.zeros(1, 3, 36, 36)
+    values[..., 24:32, 8:16] = 1
+    with torch.no_grad(), regard.capture(model) as seen:
+        model(pixel_values=values)
+    (grid,) = seen[0].grids
+    assert (grid.rows, grid.columns, grid.picture.shape) == (4, 4, (32, 32, 3))
+    assert (grid.picture[24:, 8:16] == 255).all()
+
+
+@needs_transformers
 def test_pictures_of_a_batch() -> None:
     model = built("ViT")
     values = torch.zeros(2, 3, 32, 32)

@@ -276,6 +276,8 @@ class GridRecorder:
             return
         rows, columns = (1, *output.shape[2:]) if dimensions == 1 else output.shape[2:]
         shown, sound = self._picture, self._sound or dimensions == 1
+        if shown is not None and not sound and shown.shape[2:] == given.shape[2:]:
+            shown = _of_patches(shown, module, rows, columns)
         source = Source(
             [(int(rows), int(columns))] * len(output), lambda: self._draw(shown, sound), sound=sound,
             seconds=self._seconds(shown) if sound else None, flipped=sound and dimensions == 2,
@@ -360,6 +362,14 @@ def _cut(source: Source, patch: int, sizes: Array) -> Source:
         ]
 
     return Source(shapes, draw, together=True)
+
+
+def _of_patches(pictures: torch.Tensor, module: Any, rows: int, columns: int) -> torch.Tensor:
+    """Return the part of pictures that a convolution over patches reads: pixels that fill no patch are left out."""
+    if module.kernel_size != module.stride or module.padding not in ((0, 0), "valid"):
+        return pictures
+    height, width = module.stride
+    return pictures[..., : rows * height, : columns * width]
 
 
 def given_queries(queries: Any) -> Array | str | None:
