@@ -289,7 +289,7 @@ def capture(
             a path, a picture of Pillow, or pixels (height, width, 3) of uint8. It covers the grid.
         queries: the queries to keep in each layer, with all keys, as rows of its sequence; or
             "text": those that are no tokens of a picture, of layers that read a text. Their rows
-            are `Layer.rows`. All by default: 16,384 picture tokens then take 1.8 times the memory
+            are `Layer.rows`. All by default: 16,384 picture tokens then take 1.5 times the memory
             of the run alone. A text is to be read in one forward, not generated.
 
     Raises RuntimeError if the model ran and no attention was seen. Raises ValueError if weights of
