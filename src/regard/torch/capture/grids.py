@@ -137,7 +137,7 @@ class GridRecorder:
         self._tiles: list[PictureTiles] = []
         self._begins = True
         self._times: Counter[str] = Counter()  # in this forward of the model
-        self._video: torch.Tensor | None = None
+        self._video: Any = None  # the sizes of frames that a module was given
         self._cut: tuple[int, Array] | None = None  # the side of a patch, and the sizes of pictures that were padded
 
     def begin(self) -> None:
@@ -316,7 +316,7 @@ class GridRecorder:
         merge, read = int(module.spatial_merge_size), next(x for x in given.values() if _floats(x)).detach()
         shapes = values(sizes).tolist()
         frames = [(int(h), int(w)) for t, h, w in shapes for _ in range(int(t))]
-        video = self._video is not None and sizes.data_ptr() == self._video.data_ptr()
+        video = isinstance(self._video, torch.Tensor) and sizes.data_ptr() == self._video.data_ptr()
         names = frame_names([int(t) for t, _, _ in shapes]) if video else ()
         patch = int(getattr(module, "patch_size", None) or module.config.patch_size)
 
