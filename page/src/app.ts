@@ -128,6 +128,8 @@ export class App {
   /** The scene whose place another text takes: what is still asked of it is nobody's business. */
   private leaving = "";
   private theme: Theme = "auto";
+  /** Whether a link led here, asked before the theme writes the address. */
+  private readonly linked = location.hash !== "";
   private readonly endings: (() => void)[] = [];
 
   constructor(
@@ -183,8 +185,8 @@ export class App {
       if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
-      if (start && !location.hash) this.store.set(fromHash(start), "refine");
-      else if (!location.hash && this.store.state.view === START.view && scenes[0]?.grids?.length)
+      if (start && !this.linked) this.store.set(fromHash(start), "refine");
+      else if (!this.linked && this.store.state.view === START.view && scenes[0]?.grids?.length)
         this.store.set({ view: "picture" }, "refine");
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       if (this.store.state.tour) await this.walk(this.store.state.tour);

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from in_browser import AXE, Tab
 from regard.interpret.capture.captured import Capture
@@ -113,6 +114,7 @@ def words_over_a_picture() -> Scene:
     return replace(captured(Capture(layers))[0], query_tokens=tuple(tokens), key_tokens=tuple(tokens))
 
 
+@pytest.mark.parametrize("tab", [{"color_scheme": "dark"}], indirect=True)
 def test_a_saved_page_of_rows_shows_words_on_the_picture(tab: Tab, tmp_path: Path) -> None:
     scene = words_over_a_picture()
     file = tmp_path / "words.html"
