@@ -20,7 +20,7 @@ FLAGS = (
 )  # fmt: skip
 OWN = ("data:", "blob:", "about:", "file:")
 
-# What is there when a view is.
+# What is there when a view of a text is, and the view that only pictures have.
 READY = {
     "overview": ".overview .token-row .shares li",
     "heads": ".heads .card canvas",
@@ -34,6 +34,7 @@ READY = {
     "ablation": ".ablation .effect",
     "arcs": ".arcs svg .arc",
 }
+READY_PICTURE = {"picture&scene=picture": ".on-picture .heats .thumb canvas"}
 
 
 def structured(n: int, heads: int, seed: int = 0, d: int = 16) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from in_browser import OWN, READY, served
+from in_browser import OWN, READY, READY_PICTURE, served
 
 WIDE, PHONE = (1280, 720), (390, 844)
 PATIENCE_S = 30
@@ -139,12 +139,12 @@ def views(page: Firefox, url: str) -> Iterator[tuple[str, bytes]]:
     """Look at every view, on a wide screen and on a phone."""
     for size in (WIDE, PHONE):
         page.size(*size)
-        for view, sign in READY.items():
+        for view, sign in (READY | READY_PICTURE).items():
             page.open(f"{url}#view={view}&layer=2&head=2")
             page.seen(sign)
             beside = page.of("document.documentElement.scrollWidth - innerWidth")
             assert beside <= 0, f"{view} is {beside} pixels wider than the screen"
-            yield f"{view}-{size[0]}", page.picture()
+            yield f"{view.partition('&')[0]}-{size[0]}", page.picture()
 
 
 def tour(page: Firefox, url: str) -> Iterator[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regard
-from in_browser import AXE, READY, Tab, weights
+from in_browser import AXE, READY, READY_PICTURE, Tab, weights
 from regard.interpret.formats import figure, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.show.colour import ramp
@@ -41,7 +41,7 @@ def accessible(page: Any) -> None:
 @pytest.mark.parametrize("tab", [{}, DARK_WIDE, NARROW], ids=["light", "dark", "phone"], indirect=True)
 def test_every_view_loads_and_is_accessible(tab: Tab) -> None:
     tab.open("type=true")
-    for view, sign in READY.items():
+    for view, sign in (READY | READY_PICTURE).items():
         page = tab.turn(f"view={view}&layer=1&head=1&type=true", sign)
         assert page.locator(".banner").is_hidden()
         assert "does not by itself explain" in page.locator("footer").inner_text()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from browser.test_page import DARK_WIDE
-from in_browser import READY, Tab
+from in_browser import READY, READY_PICTURE, Tab
 from regard.interpret.formats import weight_text
 
 CELL = 16
@@ -42,7 +42,7 @@ def largest_empty(page: Any) -> float:
 @pytest.mark.parametrize("tab", WIDE, ids=["1280", "1600-dark"], indirect=True)
 def test_no_third_of_a_wide_screen_is_empty(tab: Tab) -> None:
     shares = {}
-    for view, sign in READY.items():
+    for view, sign in (READY | READY_PICTURE).items():
         page = tab.open(f"view={view}&layer=2&head=2")
         page.wait_for_selector(sign)
         page.wait_for_load_state("networkidle")
