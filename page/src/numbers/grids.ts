@@ -5,7 +5,7 @@ import { ramp, SCALES, toned, type ScaleName, type Tone } from "./colour";
 import { count, figure } from "./format";
 
 /** How much a colour hides of a picture: where nothing is, and where most is. */
-const [LEAST_ALPHA, MOST_ALPHA] = [0.2, 0.78];
+const [LEAST_ALPHA, MOST_ALPHA] = [0.2, 0.6];
 
 /** The patch of a token; −1 of a word, and of a token of another picture. */
 export const patchOf = ({ tokens }: Grid, token: number): number => (token < 0 ? -1 : tokens.indexOf(token));
