@@ -221,10 +221,9 @@ export class App {
   /** Whether a link is to a scene that is not here, or is another than when the link was made. */
   private lacks(state: State): boolean {
     const scene = this.sceneOf(state.scene);
-    const settings = settingsIn(state);
-    if (!settings) return !scene && state.scene !== "";
+    if (!settingsIn(state)) return !scene && state.scene !== "";
     const here = scene && typedOf(scene);
-    return !here || (Object.keys(here) as (keyof typeof here)[]).some((key) => here[key] !== settings[key]);
+    return !here || (Object.keys(here) as (keyof typeof here)[]).some((key) => here[key] !== state[key]);
   }
 
   /** Follows a link to a scene that is not here: runs its text or its picture again, or says what is shown instead. */
