@@ -249,7 +249,7 @@ def test_only_what_is_seen_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(asked: Any, rank: int) -> Any:
         given = received(asked, rank)
-        absent = ~np.repeat(asked[rank].wanted[rank], programs.TILE)[: len(asked[rank].rows)]
+        absent = ~np.repeat(asked[rank].wanted[rank], sight.TILE)[: len(asked[rank].rows)]
         assert all(not x[..., absent, :].any() for x in given.values())
         sent.append(int((~absent).sum()))
         return given

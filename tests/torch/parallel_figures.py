@@ -1,8 +1,8 @@
 """Compare two processes of one thread with one process of one and of two: python parallel_figures.py [N [HEADS]].
 
-Forward and backward of a causal call, d = 64, in turns. Times are those of processors, in seconds, the least of three
-calls: of one thread, of the busier of two processes, and half of both threads. So waits are not counted, and a busy
-machine matters less.
+Forward of a causal call, then forward and backward, d = 64, in turns. Each is two numbers in seconds, the least of five
+calls. The first is of processors: of one thread, of the busier of two processes, and half of both threads. So waits are
+not counted, and a busy machine matters less. The second is of the clock.
 """
 
 import sys
@@ -19,33 +19,33 @@ import regard
 import regard.torch
 
 
-def timed(work: Any, again: int = 3) -> float:
-    """Return the least seconds of some calls, after one that compiles."""
+def timed(work: Any, threads: int, again: int = 5) -> list[float]:
+    """Return the least seconds of some calls, by a processor and by the clock, after one that compiles."""
     work()
-    found = []
+    seconds = []
     for _ in range(again):
-        start = time.process_time()
+        start = time.process_time(), time.perf_counter()
         work()
-        found.append(time.process_time() - start)
-    return min(found)
+        seconds.append(((time.process_time() - start[0]) / threads, time.perf_counter() - start[1]))
+    return [min(x) for x in zip(*seconds, strict=True)]
 
 
-def both(operands: list[torch.Tensor], dout: torch.Tensor) -> list[float]:
+def both(operands: list[torch.Tensor], dout: torch.Tensor, threads: int = 1) -> list[float]:
     """Return the seconds of forward, and of forward and backward."""
 
     def forward() -> Any:
         return regard.attention(*operands, causal=True)
 
     with torch.no_grad():
-        alone = timed(forward)
-    return [alone, timed(lambda: forward().backward(dout))]
+        alone = timed(forward, threads)
+    return [*alone, *timed(lambda: forward().backward(dout), threads)]
 
 
 def one(_: int, threads: int, n: int, heads: int, path: str) -> None:
     regard.set_num_threads(threads)
     torch.set_num_threads(threads)
     operands, dout = inputs(n, heads)
-    save(path, [x / threads for x in both(operands, dout)])
+    save(path, both(operands, dout, threads))
 
 
 def two(rank: int, n: int, heads: int, path: str) -> None:
@@ -63,7 +63,7 @@ def two(rank: int, n: int, heads: int, path: str) -> None:
 
 
 def save(path: str, seconds: list[float]) -> None:
-    Path(path).write_text(" ".join(map(str, seconds)))
+    Path(path).write_text(" ".join(f"{x:.3f}" for x in seconds))
 
 
 def inputs(n: int, heads: int) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -4,7 +4,8 @@ Results are those of one process to the bit, except for gradients of tables: tho
 Gradients of bias, sink and tables are whole on every rank, as these inputs are.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from regard.parallel.programs import Form, Transfer, bias_part, columns, outputs
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-Transfers = Generator[Transfer, Mapping[int, Sequence[Array]], Any]
+Transfers = Generator[Transfer, Callable[[], Mapping[int, Sequence[Array]]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,7 @@ class RankGradients:
         work = RankTasks(self, rows)
         for n, moves in enumerate(plan.moves):
             yield from work.move(moves)
+            work.keep(plan.kept[n][self.rank])
             for task in plan.slots[n] if n < len(plan.slots) else ():
                 if plan.owners[task.run] == self.rank:
                     work.compute(task)
@@ -113,7 +115,8 @@ class RankGradients:
         ranks = [rank for rank in range(self.plan.row_deal.ranks) if rank != self.rank]
         own = [*work.tables.values()]
         forms = [(x.shape, x.dtype) for x in own]
-        given = dict((yield Transfer(dict.fromkeys(ranks, own), dict.fromkeys(ranks, forms))))
+        arriving = yield Transfer(dict.fromkeys(ranks, own), dict.fromkeys(ranks, forms))
+        given = dict(arriving())
         given[self.rank] = own
         sums = (sum(given[rank][n] for rank in sorted(given)) for n in range(len(own)))
         return {table: np.asarray(x, table.dtype) for table, x in zip(work.tables, sums, strict=True)}
@@ -143,7 +146,8 @@ class RankTasks:
         self.tables = {table: np.zeros(table.shape, p.compute) for table in p.rules.tables}
         self.slices = dict(zip(plan.row_deal.runs[of.rank], plan.row_deal.locals(of.rank), strict=True))
         self.carried: dict[int, dict[str, Array]] = {}  # sums of each run of rows
-        self.here: dict[int, dict[str, Array]] = {}  # keys by step, with their sums
+        self.here: dict[int, dict[str, Array]] = {}  # keys by step
+        self.sums: dict[int, dict[str, Array]] = {}  # those of the gradients of keys by step
         self.done: dict[int, dict[str, Array]] = {}  # gradients of keys by step
 
     def _widths(self) -> dict[str, int]:
@@ -152,7 +156,7 @@ class RankTasks:
     def move(self, moves: Sequence[Move]) -> Transfers:
         """Send and receive keys and their sums."""
         away = [x for x in moves if x.source != x.target]
-        given: Mapping[int, Sequence[Array]] = {}
+        arriving: Mapping[int, Sequence[Array]] = {}
         if away:
             sent: dict[int, list[Array]] = {}
             expected: dict[int, list[Form]] = {}
@@ -161,18 +165,19 @@ class RankTasks:
                     sent.setdefault(x.target, []).extend(self._leaving(x).values())
                 if x.target == self.rank:
                     expected.setdefault(x.source, []).extend(self._forms(x).values())
-            given = yield Transfer(sent, expected)
-        arrays = {rank: iter(x) for rank, x in given.items()}
-        leaving = {x: self._leaving(x) for x in moves if x.source == x.target == self.rank}
+            arriving = (yield Transfer(sent, expected))()
+        arrays = {rank: iter(x) for rank, x in arriving.items()}
         for x in moves:
             if x.target == self.rank:
-                names = self._forms(x)
-                self._arrive(x, leaving.get(x) or {name: next(arrays[x.source]) for name in names})
-        for x in away:
-            if x.source == self.rank and x.kind == "pass":
-                del self.here[x.step]
+                local = self._leaving(x) if x.source == self.rank else None
+                self._arrive(x, local or {name: next(arrays[x.source]) for name in self._forms(x)})
         for step in {x.step for x in moves if x.source == self.rank and x.kind == "end"}:
             del self.done[step]
+
+    def keep(self, steps: AbstractSet[int]) -> None:
+        """Keep the keys of some steps alone."""
+        for step in self.here.keys() - steps:
+            del self.here[step]
 
     def _pieces(self, x: Move) -> list[tuple[slice, slice]]:
         """Return the keys at home of a move that begins or ends: among those of their rank, and of the step."""
@@ -180,8 +185,9 @@ class RankTasks:
         return self.plan.key_deal.pieces(home, self.plan.key_steps[x.step])
 
     def _leaving(self, x: Move) -> dict[Any, Array]:
-        if x.kind == "pass":
-            return {name: self.here[x.step][name] for name in self._forms(x)}
+        if x.kind in ("pass", "sums"):
+            every = self.here[x.step] | {f"d{name}": a for name, a in self.sums.pop(x.step).items()}
+            return {name: every[name] for name in self._forms(x)}
         arrays = self.of.keys if x.kind == "begin" else self.done[x.step]
         at = 0 if x.kind == "begin" else 1
         return {(name, n): a[..., pair[at], :] for n, pair in enumerate(self._pieces(x)) for name, a in arrays.items()}
@@ -195,8 +201,8 @@ class RankTasks:
         }
         if "bias" in self.home:
             sums["dbias"] = (p.shape(1, count), p.compute)
-        if x.kind == "pass":
-            return {**keys, **sums}
+        if x.kind in ("pass", "sums"):
+            return {**(keys if x.kind == "pass" else {}), **sums}
         every = keys if x.kind == "begin" else {name: (a.shape, a.dtype) for name, a in self.home.items()}
         return {
             (name, n): ((*shape[:-2], pair[0].stop - pair[0].start, shape[-1]), dtype)
@@ -204,8 +210,10 @@ class RankTasks:
         }  # fmt: skip
 
     def _arrive(self, x: Move, given: Mapping[Any, Array]) -> None:
-        if x.kind == "pass":
-            self.here[x.step] = dict(given)
+        if x.kind in ("pass", "sums"):
+            self.sums[x.step] = {name[1:]: given[name] for name in given if name not in self.of.keys}
+            if x.kind == "pass":
+                self.here[x.step] = {name: given[name] for name in self.of.keys}
             return
         pieces, count = self._pieces(x), len(self.plan.key_steps[x.step])
         if x.kind == "begin" and x.step not in self.here:
@@ -219,20 +227,19 @@ class RankTasks:
     def compute(self, task: RankTask) -> None:
         """Add the gradients of a task."""
         plan, block = self.plan, self.here[task.step]
-        sums = {name[1:]: block[name] for name in ("dkey", "dvalue", "dbias") if name in block}
+        sums = self.sums.setdefault(task.step, {})
         earlier, later = (plan.neighbour(task, steps=n) is None for n in (-1, 1))
         higher, lower = (plan.neighbour(task, runs=n) is None for n in (1, -1))
         query = Carried(earlier, later, self.carried.setdefault(task.run, {}))
         key = Carried(higher, lower, sums)
         g = self._gradients(plan.runs[task.run], plan.key_steps[task.step], block, query, key)
-        block |= {f"d{name}": x for name, x in sums.items()}
         if key.last:
             assert g.key is not None
             assert g.value is not None
             self.done[task.step] = {"key": g.key, "value": g.value}
             if "bias" in self.home:
                 self.done[task.step]["bias"] = sums["bias"].swapaxes(-1, -2)
-            del self.here[task.step]
+            del self.sums[task.step]
         if query.last:
             del self.carried[task.run]
 
@@ -294,7 +301,8 @@ def redealt(local: Mapping[str, Array], rank: int, source: Deal, targets: Sequen
         ]
         for owner in range(source.ranks) if owner != rank
     }  # fmt: skip
-    given = yield Transfer(sent, expected)
+    arriving = yield Transfer(sent, expected)
+    given = arriving()
     n = sum(map(len, targets[rank]))
     results = {name: np.empty((*a.shape[:-2], n, a.shape[-1]), a.dtype) for name, a in local.items()}
     for owner in range(source.ranks):

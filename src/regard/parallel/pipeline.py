@@ -5,7 +5,6 @@ descending order: so a task waits for that of the same rows and earlier keys, an
 rows. Each costs five products, where two passes of queries and of keys cost seven together.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -19,10 +18,10 @@ from regard.parallel.sight import TILE, sight_of
 Array = np.ndarray[Any, np.dtype[Any]]
 LONGEST = 2  # blocks of rows of a task, for which rows are computed where they are
 STRIPES = 2, 3, 4  # blocks of rows of the stripes that are tried
-HOP = 120  # rows whose products with some keys take as long as sending these with their sums
-MOVED = 1.1  # most time over the ideal, and over that of stripes, for which rows are computed where they are
+HOP = 120  # rows whose products with some keys take as long as to send and to receive these with their sums
+MOVED = 1.02  # most time over the ideal, and over that of stripes, for which rows are computed where they are
 PASSES = 3  # least steps of keys, for each rank
-TOGETHER = 1.5  # steps of keys, for each rank, that pass by together
+BUFFERS = 3  # steps whose keys are at a rank: with the sums of one of them as much as two steps with their sums
 
 
 class RankTask(NamedTuple):
@@ -35,7 +34,8 @@ class RankTask(NamedTuple):
 class Move(NamedTuple):
     """A step of keys on its way.
 
-    kind: "begin" to the rank that computes its first task, "pass" to the next, "end" home. source, target: ranks.
+    kind: "begin" to the rank that computes its first task, "pass" to the next, "sums" if that has the keys, "end" home.
+    source, target: ranks.
     """
 
     kind: str
@@ -50,7 +50,8 @@ class GradientPipeline:
 
     row_deal: the rows that each rank computes, in whole query blocks. runs: those of all ranks, ascending; owners:
     their ranks. key_deal, key_steps: as in `Sight`. live: (runs, steps), True for a task. slots: tasks that are
-    computed at the same time, at most one of each rank. moves: those before each slot, and those after the last.
+    computed at the same time, at most one of each rank. moves: those before each slot, and after the last.
+    kept: the steps whose keys each rank has from then on.
     """
 
     row_deal: Deal
@@ -61,6 +62,7 @@ class GradientPipeline:
     live: Array
     slots: list[list[RankTask]]
     moves: list[list[Move]]
+    kept: list[list[set[int]]]
 
     def pairs(self, task: RankTask) -> int:
         return len(self.runs[task.run]) * len(self.key_steps[task.step])
@@ -71,12 +73,17 @@ class GradientPipeline:
         return sum(self.pairs(task) for slot in self.slots for task in slot)
 
     @property
-    def time(self) -> int:
-        """The same of the task of each slot that takes longest with what it waits for."""
-        total = 0
-        for slot, moves in zip(self.slots, self.moves, strict=False):
-            sent = {x.step for x in moves if x.kind == "pass" and x.source != x.target}
-            total += max(self.pairs(x) + (x.step in sent) * HOP * len(self.key_steps[x.step]) for x in slot)
+    def time(self) -> float:
+        """The same of the rank of each slot that takes longest, with what it sends and is sent."""
+        shares = {"pass": HOP / 2, "sums": HOP / 4}
+        total = 0.0
+        for slot, moves in zip([*self.slots, []], self.moves, strict=True):
+            computed, sent = np.zeros((2, self.key_deal.ranks))
+            for task in slot:
+                computed[self.owners[task.run]] = self.pairs(task)
+            for kind, step, *ends in moves:
+                sent[ends] += shares.get(kind, 0) * len(self.key_steps[step])
+            total += (computed + sent).max()
         return total
 
     def neighbour(self, task: RankTask, runs: int = 0, steps: int = 0) -> RankTask | None:
@@ -116,9 +123,11 @@ def tasks_of(p: Problem, row_deal: Deal, key_deal: Deal, longest: int = LONGEST)
     order = np.argsort([x.start for x in every])
     runs, live = [every[n] for n in order], sight.key_runs[order]
     owners = row_deal.owners()[order].tolist()
-    found = GradientPipeline(row_deal, key_deal, sight.key_steps, runs, owners, live, slots_of(live, owners), [])
-    found.moves.extend(moves_of(found))
-    return found
+    slots = slots_of(live, owners)
+    plan = GradientPipeline(row_deal, key_deal, sight.key_steps, runs, owners, live, slots, [], [])
+    plan.moves.extend(moves_of(plan))
+    keep(plan)
+    return plan
 
 
 def slots_of(live: Array, owners: list[int]) -> list[list[RankTask]]:
@@ -130,7 +139,7 @@ def slots_of(live: Array, owners: list[int]) -> list[list[RankTask]]:
     ready: list[list[tuple[int, int, RankTask]]] = [[] for _ in range(ranks)]
 
     def release(task: RankTask) -> None:
-        heappush(ready[owners[task.run]], (int(task.step / (TOGETHER * ranks)), -int(height[task]), task))
+        heappush(ready[owners[task.run]], (task.step // ranks, -int(height[task]), task))
 
     for task in map(RankTask._make, np.argwhere(live & (waits == 0)).tolist()):
         release(task)
@@ -164,21 +173,48 @@ def chains(live: Array) -> Array:
     return height
 
 
-def moves_of(x: GradientPipeline) -> Iterator[list[Move]]:
-    """Yield the moves before each slot, and those after the last."""
-    ends: list[Move] = []
-    for slot in x.slots:
-        moves, ends = ends, []
+def moves_of(x: GradientPipeline) -> list[list[Move]]:
+    """Return the moves before each slot, and those after the last."""
+    moves: list[list[Move]] = [[] for _ in range(len(x.slots) + 1)]
+    for n, slot in enumerate(x.slots):
         for task in slot:
             before, target = x.neighbour(task, runs=1), x.owners[task.run]
             if before is None:
-                moves += [Move("begin", task.step, source, target) for source in owners_of(x, task.step)]
-            else:
-                moves.append(Move("pass", task.step, x.owners[before.run], target))
+                moves[n] += [Move("begin", task.step, source, target) for source in owners_of(x, task.step)]
+            elif x.owners[before.run] != target:
+                moves[n].append(Move("pass", task.step, x.owners[before.run], target))
             if x.neighbour(task, runs=-1) is None:
-                ends += [Move("end", task.step, target, home) for home in owners_of(x, task.step)]
-        yield moves
-    yield ends
+                moves[n + 1] += [Move("end", task.step, target, home) for home in owners_of(x, task.step)]
+    return moves
+
+
+def keep(x: GradientPipeline) -> None:
+    """Let ranks keep the keys of steps that come back to them, and send those the sums alone.
+
+    A rank keeps those that it needs first, as long as it has no more than BUFFERS steps.
+    """
+    later: list[dict[int, list[int]]] = [{} for _ in range(x.key_deal.ranks)]  # slots of a rank's tasks, by step
+    for n, slot in enumerate(x.slots):
+        for task in slot:
+            later[x.owners[task.run]].setdefault(task.step, []).append(n)
+    here: list[set[int]] = [set() for _ in later]  # with their sums
+    idle: list[set[int]] = [set() for _ in later]
+    for n, moves in enumerate(x.moves):
+        for number, (kind, step, source, target) in enumerate(moves):
+            if kind != "begin":
+                here[source].discard(step)
+            if kind == "pass" and step in idle[target]:
+                moves[number] = Move("sums", step, source, target)
+            if kind == "pass" and later[source][step][-1] >= n:
+                idle[source].add(step)
+            if kind != "end":
+                idle[target].discard(step)
+                here[target].add(step)
+        for rank, steps in enumerate(idle):
+            slots = {next(slot for slot in later[rank][step] if slot >= n): step for step in steps}
+            first = sorted(slots)[: max(0, BUFFERS - len(here[rank]))]
+            idle[rank] = {slots[slot] for slot in first}
+        x.kept.append([a | b for a, b in zip(here, idle, strict=True)])
 
 
 def owners_of(x: GradientPipeline, step: int) -> list[int]:

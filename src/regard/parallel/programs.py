@@ -4,7 +4,7 @@ Its queries stay, and the keys and values that they see pass by in ascending ste
 order of one process, so the bits are too. Gradients are in `gradients`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from regard.core.problem import CallPart, Carried, Differential, Outputs, Proble
 from regard.engines import Engine
 from regard.engines.normalized import too_large
 from regard.parallel.dealing import Deal
-from regard.parallel.sight import TILE, Sight
+from regard.parallel.sight import Sight
 from regard.rules import rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,6 +23,8 @@ Form = tuple[tuple[int, ...], Any]
 
 class Exchange(NamedTuple):
     """A step in which each rank gives its part of some rows, and is sent those of others.
+
+    Like a `Transfer`, it is answered by a function, which waits for what was sent.
 
     local: this rank's own rows of each array, (..., n, width). deal: who has which rows. rows: those of this step.
     wanted: (ranks, tiles of the step), the tiles that each rank is sent; what it did not ask for is 0.
@@ -41,6 +43,7 @@ class Transfer(NamedTuple):
     expected: Mapping[int, Sequence[Form]]
 
 
+Arriving = Callable[[], Any]
 Program = Generator[Exchange | Transfer, Any, Any]
 
 
@@ -129,11 +132,13 @@ class Rank:
             rows = self.query[..., slices[m], :]
             compute(m, slices[m], part_of(p, part, runs[m], keys, rows, x["key"], x["value"]), x)
 
-        for number, keys in enumerate(sight.key_steps):
-            wanted = sight.keys[:, keys.start // TILE : -(-keys.stop // TILE)]
-            if not wanted.any():
-                continue
-            given = yield Exchange(local, sight.key_deal, keys, wanted)
+        seen = [(number, keys, sight.wanted(keys)) for number, keys in enumerate(sight.key_steps)]
+        seen = [x for x in seen if x[-1].any()]
+        arriving: list[Arriving] = []
+        for n, (number, keys, _) in enumerate(seen):
+            for _, later, wanted in seen[n + len(arriving) : n + 2]:  # the next keys are sent while some are computed
+                arriving.append((yield Exchange(local, sight.key_deal, later, wanted)))
+            given = arriving.pop(0)()
             for m in np.flatnonzero(live[:, number]).tolist():
                 first, last = not live[m, :number].any(), not live[m, number + 1 :].any()
                 one(m, keys, given, first, last)

@@ -32,6 +32,10 @@ class Sight:
     key_runs: Array
     tiles: Array
 
+    def wanted(self, keys: range) -> Array:
+        """Return the tiles of some keys that each rank's rows see."""
+        return self.keys[:, keys.start // TILE : -(-keys.stop // TILE)]
+
 
 def edges_of(deal: Deal) -> tuple[Array, Array]:
     """Return the edges of tiles, cut at the ends of runs, and the run of each tile."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from regard.core import checks
 from regard.core.problem import KEY_STEP
 from regard.core.statistics import ENTROPY, LSE
-from regard.core.tensors import array
+from regard.core.tensors import tensor
 from regard.ops.normalization import problem_from
 from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
@@ -242,13 +242,19 @@ class ContextParallel:
             with without_transforms():
                 given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
 
-    def transferred(self, x: Transfer) -> dict[int, list[Array]]:
-        """Send arrays to other ranks, and return theirs."""
-        found, sending = transferred(x, self.group)
-        self.sent()
-        self.sending = sending
-        self.received += sum(a.nbytes for arrays in found.values() for a in arrays)
-        return found
+    def transferred(self, x: Transfer) -> Callable[[], dict[int, list[Array]]]:
+        """Begin to send arrays to other ranks; return what waits for theirs."""
+        arrays, receiving, sending = transferred(x, self.group)
+
+        def arrive() -> dict[int, list[Array]]:
+            for each in receiving:
+                each.wait()
+            self.sent()  # what went out before
+            self.sending = sending
+            self.received += sum(a.nbytes for own in arrays.values() for a in own)
+            return arrays
+
+        return arrive
 
     def sent(self) -> None:
         """Wait until other ranks have what was sent to them."""
@@ -256,29 +262,33 @@ class ContextParallel:
             each.wait()
         self.sending = []
 
-    def exchanged(self, x: Exchange) -> dict[str, Array]:
-        """Send each rank the rows that it wants, and return those for this one."""
+    def exchanged(self, x: Exchange) -> Callable[[], dict[str, Array]]:
+        """Begin to send each rank the rows that it wants; return what waits for those for this one."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
         mine = {rank: chosen(x, self.rank, rank)[0] for rank in range(self.ranks)}
         theirs = {rank: chosen(x, rank, self.rank)[1] for rank in range(self.ranks)}
         width = sum(map(row_bytes, x.local.values()))
-        sent = [packed(x.local, mine[rank]) if rank != self.rank else b"" for rank in range(self.ranks)]
-        sizes = [0 if rank == self.rank else len(theirs[rank]) * width for rank in range(self.ranks)]
-        outgoing = torch.frombuffer(bytearray(b"".join(sent)) or bytearray(1), dtype=torch.uint8)[: sum(map(len, sent))]
-        incoming = torch.empty(sum(sizes), dtype=torch.uint8)
-        dist.all_to_all_single(incoming, outgoing, sizes, [len(s) for s in sent], group=self.group)
-        self.received += sum(sizes)
+        sizes, counts = (
+            [0 if rank == self.rank else len(rows[rank]) * width for rank in rows] for rows in (theirs, mine)
+        )
+        outgoing, incoming = (np.empty(sum(each), np.uint8) for each in (counts, sizes))
+        for view, local, rows in views(outgoing, x.local, {rank: mine[rank] for rank in others}):
+            np.take(local, rows, -2, view, "clip")
+        work = dist.all_to_all_single(
+            tensor(incoming), tensor(outgoing), sizes, counts, group=self.group, async_op=True
+        )
         results = {name: np.zeros((*a.shape[:-2], len(x.rows), a.shape[-1]), a.dtype) for name, a in x.local.items()}
-        buffer, at = array(incoming), 0
-        for rank, rows in theirs.items():
-            for name, result in results.items():
-                if rank == self.rank:
-                    result[..., rows, :] = x.local[name][..., mine[rank], :]
-                    continue
-                shape = (*result.shape[:-2], len(rows), result.shape[-1])
-                size = int(np.prod(shape)) * result.itemsize
-                result[..., rows, :] = buffer[at : at + size].view(result.dtype).reshape(shape)
-                at += size
-        return results
+        for name, result in results.items():
+            result[..., theirs[self.rank], :] = x.local[name][..., mine[self.rank], :]
+
+        def arrive() -> dict[str, Array]:
+            work.wait()
+            self.received += sum(sizes)
+            for view, result, rows in views(incoming, results, {rank: theirs[rank] for rank in others}):
+                result[..., rows, :] = view
+            return results
+
+        return arrive
 
 
 class Unshard(torch.autograd.Function):
@@ -315,9 +325,17 @@ def chosen(x: Exchange, owner: int, to: int) -> tuple[Array, Array]:
     return own[wanted[into]], into[wanted[into]]
 
 
-def packed(local: Mapping[str, Array], rows: Array) -> bytes:
-    """Return some rows of every array as bytes."""
-    return b"".join(a[..., rows, :].tobytes() for a in local.values()) if len(rows) else b""
+def views(
+    buffer: Array, arrays: Mapping[str, Array], rows: Mapping[int, Array]
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield each rank's rows of each array in a buffer of bytes, with the array and the rows."""
+    at = 0
+    for some in rows.values():
+        for a in arrays.values():
+            shape = (*a.shape[:-2], len(some), a.shape[-1])
+            size = int(np.prod(shape)) * a.itemsize
+            yield buffer[at : at + size].view(a.dtype).reshape(shape), a, some
+            at += size
 
 
 def row_bytes(x: Array) -> int:

@@ -191,22 +191,20 @@ def given(x: Outputs | Differential) -> tuple[str, ...]:
     return (*(name for name in names if getattr(x, name) is not None), *tables)
 
 
-def transferred(x: Transfer, group: Any) -> tuple[dict[int, list[Array]], list[Any]]:
-    """Send arrays to other ranks; return theirs, and what waits until they have those that were sent.
+def transferred(x: Transfer, group: Any) -> tuple[dict[int, list[Array]], list[Any], list[Any]]:
+    """Begin to send arrays to other ranks; return theirs, and what waits for them, and for those that were sent.
 
-    Ranks wait for nothing but the arrays that they are sent. Until then those that they send must not change.
+    Until others have what was sent to them it must not change.
     """
     found = {owner: [np.empty(*form) for form in forms] for owner, forms in x.expected.items()}
     sent = {to: [np.ascontiguousarray(a) for a in arrays] for to, arrays in x.sent.items()}
-    work = []
-    for send, messages in ((dist.isend, sent), (dist.irecv, found)):
-        peers = [(a, dist.get_global_rank(group, rank)) for rank, arrays in messages.items() for a in arrays]
-        operations = [dist.P2POp(send, tensor(a), peer, group) for a, peer in peers if a.size]
-        work.append(dist.batch_isend_irecv(operations) if operations else [])
-    sending, receiving = work
-    for each in receiving:
-        each.wait()
-    return found, sending
+    receiving = [
+        dist.irecv(tensor(a), group=group, group_src=rank) for rank, arrays in found.items() for a in arrays if a.size
+    ]
+    sending = [
+        dist.isend(tensor(a), group=group, group_dst=rank) for rank, arrays in sent.items() for a in arrays if a.size
+    ]
+    return found, receiving, sending
 
 
 def rule_text(rule: Any) -> str:
