@@ -21,6 +21,7 @@ from regard.parallel.gradients import GradientDirection, RankGradients
 from regard.parallel.pipeline import pipeline_of
 from regard.parallel.programs import Rank
 from regard.parallel.sight import sight_of
+from regard.parallel.unordered import unordered_of
 from regard.rules import Table
 from support import absolute, assert_within
 
@@ -90,9 +91,11 @@ class AllRanks:
     def forward(self, low: bool) -> Outputs:
         return self.whole_outputs(together.run([rank.forward(low) for rank in self.ranks]))
 
-    def gradients(self, outputs: Outputs, ct: Outputs, along: GradientDirection | None = None) -> Differential:
+    def gradients(
+        self, outputs: Outputs, ct: Outputs, along: GradientDirection | None = None, plan_of: Any = pipeline_of
+    ) -> Differential:
         """All gradients in one pass, or their tangents."""
-        plan, directions = pipeline_of(self.p, self.rows, self.keys), [None] * len(self.ranks)
+        plan, directions = plan_of(self.p, self.rows, self.keys), [None] * len(self.ranks)
         if along is not None:
             parts = self.differentials(along.t), self.outputs(along.outputs), self.outputs(along.ct)
             directions = [GradientDirection(*x) for x in zip(*parts, strict=True)]
@@ -139,12 +142,31 @@ def check(p: Problem, engine: Engine, name: str) -> None:
             assert_within("table", both.tables[table], exact[table], x, sizes[table], p.compute)
 
 
+def check_unordered(p: Problem, engine: Engine, name: str) -> None:
+    """Compare dQ of ranks that add gradients in an order of their own to the bit, the others by their error."""
+    p = of_ranks(p)
+    ranks, ct = AllRanks(p, engine, name), drawn(p, 1)
+    outputs, _ = engine.forward(p, None, p.new_low())
+    g, both = engine.backward(p, outputs, ct), ranks.gradients(outputs, ct, plan_of=unordered_of)
+    same("d", both, g, ("query",))
+    exact, sizes = exact_gradients(p, ct), absolute(p, ct)
+    for what, kind in {"key": p.dtype, "value": p.dtype, "bias": p.compute, "sink": p.compute}.items():
+        got, one = getattr(both, what), getattr(g, what)
+        assert (got is None) == (one is None), what
+        if got is not None:
+            assert_within(what, got, getattr(exact, what), one, sizes[what], kind)
+
+
 def exact_tables(p: Problem, ct: Outputs) -> Mapping[Table, Array]:
-    """The gradients of tables in float64."""
+    return exact_gradients(p, ct).tables
+
+
+def exact_gradients(p: Problem, ct: Outputs) -> Differential:
+    """The gradients in float64."""
     wide = replace(p, **{name: getattr(p, name).astype(np.float64) for name in OPERANDS})
     tiled = choose(wide, "tiled")
     wide_ct = Outputs(*(None if x is None else x.astype(np.float64) for x in ct))
-    return tiled.backward(wide, tiled.forward(wide)[0], wide_ct).tables
+    return tiled.backward(wide, tiled.forward(wide)[0], wide_ct)
 
 
 def same(prefix: str, got: Any, expected: Any, names: Sequence[str]) -> None:
@@ -162,6 +184,14 @@ def test_every_case(case: Case, deal: str, engine: str) -> None:
     q, k, v, options = case.inputs(np.float32)
     p = problem_from(q, k, v, **options)
     check(p, choose(p, engine), deal)
+
+
+@pytest.mark.parametrize("deal", ["3 stripes", "4 odd stripes", "5 uneven"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_without_order(case: Case, deal: str) -> None:
+    q, k, v, options = case.inputs(np.float32)
+    p = problem_from(q, k, v, **options)
+    check_unordered(p, choose(p, "cpu"), deal)
 
 
 N = 2100
@@ -204,13 +234,17 @@ KINDS = [(name, "float32") for name in WAYS] + [
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_long_calls(name: str, dtype: str, deal: str, engine: str) -> None:
     """Over several steps of keys and of rows, which begin within shards."""
+    p = long_call(name, dtype)
+    check(p, choose(p, engine), deal)
+
+
+def long_call(name: str, dtype: str) -> Problem:
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     q, k, v = (rng.standard_normal((h, N, 8)).astype(kind) for h in (2, 1, 1))
     if name == "NaN behind the mask":
         k[:, 700:900], v[:, 700:900] = np.nan, np.inf
-    p = problem_from(q, k, v, **WAYS[name])
-    check(p, choose(p, engine), deal)
+    return problem_from(q, k, v, **WAYS[name])
 
 
 MOVING = [
@@ -242,6 +276,13 @@ def test_tangents(name: str, dtype: str, deal: str, engine: str) -> None:
     same("tangent of d", got, g, (*OPERANDS, "bias", "sink"))
     for table, x in g.tables.items():
         np.testing.assert_allclose(got.tables[table], x, rtol=1e-3)
+
+
+@ENGINES
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_long_calls_without_order(name: str, dtype: str, engine: str) -> None:
+    p = long_call(name, dtype)
+    check_unordered(p, choose(p, engine), "4 odd stripes")
 
 
 def test_only_what_is_seen_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
 | `choosing` | which of both, by live tiles and bytes |
 | `sight` | the tiles that each rank sees, by the bounds of the rules |
 | `pipeline` | who computes which gradients when |
+| `unordered` | the same without the order of one process |
 | `gradients` | what one rank computes of all gradients in one pass, and sends on |
 | `programs` | what one rank computes, and the rows that it asks for |
 | `together` | all ranks in one process, in lockstep: the specification of the exchange |

@@ -16,7 +16,8 @@ from regard.core.problem import CallPart, Carried, Differential, Outputs, Proble
 from regard.engines import Engine
 from regard.parallel.dealing import Deal
 from regard.parallel.pipeline import GradientPipeline, Move, RankTask
-from regard.parallel.programs import Form, Transfer, bias_part, columns, outputs_of, part_of
+from regard.parallel.programs import Exchange, Form, Program, Transfer, bias_part, columns, outputs_of, part_of
+from regard.parallel.unordered import UnorderedGradients
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,7 +73,7 @@ class RankGradients:
             keys |= {f"t{name}": given[name] for name in keys if given[name] is not None}
         return cls(whole, engine, plan, rank, rows, keys, along)
 
-    def run(self, storage: Deal) -> Transfers:
+    def run(self, storage: Deal) -> Program:
         """Return a `Differential`.
 
         storage: the rows that this rank has, and is given the gradient of the query for.
@@ -80,12 +81,7 @@ class RankGradients:
         plan = self.plan
         rows = yield from redealt(self.rows, self.rank, storage, plan.row_deal.runs)
         work = RankTasks(self, rows)
-        for n, moves in enumerate(plan.moves):
-            yield from work.move(moves)
-            work.keep(plan.kept[n][self.rank])
-            for task in plan.slots[n] if n < len(plan.slots) else ():
-                if plan.owners[task.run] == self.rank:
-                    work.compute(task)
+        yield from (work.unordered(plan) if isinstance(plan, UnorderedGradients) else work.in_order())
         work.compute_blind()
         dq = yield from redealt({"query": work.dq}, self.rank, plan.row_deal, storage.runs)
         bias, sink = yield from self._gathered(work)
@@ -152,6 +148,68 @@ class RankTasks:
 
     def _widths(self) -> dict[str, int]:
         return {"key": self.p.d, "value": self.p.d_v}
+
+    def in_order(self) -> Transfers:
+        """Compute this rank's tasks, between moves of keys and their sums."""
+        for moves, kept, tasks in zip(self.plan.moves, self.plan.kept, [*self.plan.slots, []], strict=True):
+            yield from self.move(moves)
+            self.keep(kept[self.rank])
+            for task in tasks:
+                if self.plan.owners[task.run] == self.rank:
+                    self.compute(task)
+
+    def unordered(self, plan: UnorderedGradients) -> Program:
+        """Compute this rank's tasks while keys pass by, and add the sums of ranks for its own keys.
+
+        The next keys, and the sums of the last, are sent while some are computed.
+        """
+        totals = {name: np.zeros(x.shape, self.p.compute) for name, x in self.home.items()}
+        steps = [n for n, tasks in enumerate(plan.slots) if tasks]
+        keys = [plan.key_steps[n] for n in steps]
+        arriving: list[Callable[[], Any]] = []
+        returning: list[Callable[[], None]] = []
+        for number, step in enumerate(steps):
+            for later in keys[number + len(arriving) : number + 2]:
+                arriving.append((yield Exchange(self.of.keys, plan.key_deal, later, plan.sight.wanted(later))))
+            self.here[step] = arriving.pop(0)()
+            own = [task for task in plan.slots[step] if plan.owners[task.run] == self.rank]
+            for task in own:
+                self.compute(task, Carried(task is own[0], False, self.sums.setdefault(step, {})))
+            del self.here[step]
+            returning.append((yield from self._returned(step, totals)))
+            if number:
+                returning.pop(0)()
+        for add in returning:
+            add()
+        with np.errstate(all="ignore"):
+            self.home = {name: x.astype(self.home[name].dtype, copy=False) for name, x in totals.items()}
+
+    def _returned(self, step: int, totals: Mapping[str, Array]) -> Generator[Transfer, Any, Callable[[], None]]:
+        """Send the sums of a step home; return what waits for those of others, and adds all to `totals`."""
+        plan, keys, sums = self.plan, self.plan.key_steps[step], self.sums.pop(step, {})
+        if "bias" in sums:
+            sums["bias"] = sums["bias"].swapaxes(-1, -2)
+        pieces = {rank: plan.key_deal.pieces(rank, keys) for rank in range(plan.key_deal.ranks)}
+        adding = sorted({plan.owners[task.run] for task in plan.slots[step]})
+        sent = {
+            to: [sums[name][..., at, :] for _, at in own for name in totals if sums]
+            for to, own in pieces.items() if to != self.rank
+        }  # fmt: skip
+        forms = [
+            ((*x.shape[:-2], own.stop - own.start, x.shape[-1]), x.dtype)
+            for own, _ in pieces[self.rank] for x in totals.values()
+        ]  # fmt: skip
+        arriving = yield Transfer(sent, {rank: forms for rank in adding if rank != self.rank})
+
+        def add() -> None:
+            every = {rank: iter(x) for rank, x in arriving().items()}
+            with np.errstate(all="ignore"):
+                for own, at in pieces[self.rank]:
+                    for name, total in totals.items():
+                        for rank in adding:
+                            total[..., own, :] += sums[name][..., at, :] if rank == self.rank else next(every[rank])
+
+        return add
 
     def move(self, moves: Sequence[Move]) -> Transfers:
         """Send and receive keys and their sums."""
@@ -224,21 +282,24 @@ class RankTasks:
         for (name, n), a in given.items():
             into[name][..., pieces[n][at], :] = a
 
-    def compute(self, task: RankTask) -> None:
-        """Add the gradients of a task."""
+    def compute(self, task: RankTask, key: Carried | None = None) -> None:
+        """Add the gradients of a task.
+
+        key: its place among those with its keys, if it is not that among those of all ranks.
+        """
         plan, block = self.plan, self.here[task.step]
-        sums = self.sums.setdefault(task.step, {})
         earlier, later = (plan.neighbour(task, steps=n) is None for n in (-1, 1))
-        higher, lower = (plan.neighbour(task, runs=n) is None for n in (1, -1))
         query = Carried(earlier, later, self.carried.setdefault(task.run, {}))
-        key = Carried(higher, lower, sums)
+        if key is None:
+            higher, lower = (plan.neighbour(task, runs=n) is None for n in (1, -1))
+            key = Carried(higher, lower, self.sums.setdefault(task.step, {}))
         g = self._gradients(plan.runs[task.run], plan.key_steps[task.step], block, query, key)
         if key.last:
             assert g.key is not None
             assert g.value is not None
             self.done[task.step] = {"key": g.key, "value": g.value}
             if "bias" in self.home:
-                self.done[task.step]["bias"] = sums["bias"].swapaxes(-1, -2)
+                self.done[task.step]["bias"] = key.sums["bias"].swapaxes(-1, -2)
             del self.sums[task.step]
         if query.last:
             del self.carried[task.run]

@@ -46,7 +46,7 @@ UNREACHED = (
 
 @contextmanager
 def context_parallel(
-    mesh: Any, *, causal: bool = False, mask: Any = None, deal: str | None = None
+    mesh: Any, *, causal: bool = False, mask: Any = None, deal: str | None = None, exact: bool = True
 ) -> Iterator[ContextParallel]:
     """Spread the sequence of `regard.attention` over a device mesh inside of a `with`.
 
@@ -67,9 +67,12 @@ def context_parallel(
             ranks then compute equally much, else stripes of tiles round robin. Each call still
             names its own rule.
         deal: "contiguous" or "stripes" instead of that choice.
+        exact: False to add gradients of key, value, bias and sink without waiting for the order of
+            one process: they are within the bound of the error, and the same on each run.
 
     Raises:
-        TypeError, ValueError: for a mesh of several dimensions, and for an unknown deal. A call
+        TypeError, ValueError: for a mesh of several dimensions, for an unknown deal, and for an
+            exact that is no bool. A call
             that ranks disagree on raises on all of them, naming what differs.
 
     >>> import regard, torch
@@ -80,6 +83,8 @@ def context_parallel(
     """
     if deal is not None and deal not in DEALS:
         raise ValueError(f"deal must be one of {', '.join(map(repr, DEALS))}, got {checks.shown(deal)}")
+    if not isinstance(exact, bool):
+        raise TypeError(f"exact must be a bool, got {checks.shown(exact)}")
     if isinstance(mesh, dist.ProcessGroup):
         group = mesh
     elif hasattr(mesh, "get_group") and mesh.ndim == 1:
@@ -92,7 +97,7 @@ def context_parallel(
         )
     if watching():
         raise ValueError("context_parallel cannot be inside of another one, or of regard.capture")
-    cp = ContextParallel(group, {"causal": causal, "mask": mask}, deal)
+    cp = ContextParallel(group, {"causal": causal, "mask": mask}, deal, exact=exact)
     with watched(cp.attention), entered(cp), held():
         yield cp
     if cp.length is not None and not cp.calls:
@@ -103,13 +108,15 @@ def context_parallel(
 class ContextParallel:
     """The ranks of a `context_parallel`, and the share of this one.
 
-    rule: options of the call by which rows are dealt. received: bytes that this rank was sent by others.
+    rule: options of the call by which rows are dealt. exact: False to add gradients of keys without the order of one
+    process. received: bytes that this rank was sent by others.
     """
 
     group: Any
     rule: dict[str, Any]
     named: str | None
     length: int | None = None
+    exact: bool = True
     received: int = 0
     calls: int = 0
     choices: dict[int, DealChoice] = field(default_factory=dict)

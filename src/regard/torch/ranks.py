@@ -23,6 +23,7 @@ from regard.parallel.gradients import GradientDirection, RankGradients
 from regard.parallel.pipeline import GradientPipeline, pipeline_of
 from regard.parallel.programs import Rank, Transfer, check_lse
 from regard.parallel.sight import sight_of
+from regard.parallel.unordered import unordered_of
 from regard.rules import Program
 from regard.runtime.bounded import insert
 from regard.torch.arrays import concrete, values
@@ -117,7 +118,7 @@ class RankCall(ArrayCall):
         floats = tuple(x if isinstance(x, str) else "table" for x in self.call.floats)
         return {
             **shapes, **rules, **weighing, **others, "dtype": p.dtype.name, "deal": self.ranks.cp.deal.name,
-            "gradients": (floats, self.call.low),
+            "gradients": (floats, self.call.low), "exact": self.ranks.cp.exact,
             "observe": repr(p.observe), "engine": self.ranks.local.NAME, "version": __version__,
         }  # fmt: skip
 
@@ -160,7 +161,7 @@ class RankEngine:
     def gradients(
         self, p: Problem, outputs: Outputs, ct: Outputs, along: GradientDirection | None = None
     ) -> Differential:
-        plan: GradientPipeline = self.planned(p, pipeline_of)
+        plan: GradientPipeline = self.planned(p, pipeline_of if self.cp.exact else unordered_of)
         program = RankGradients.of(p, self.local, plan, self.cp.rank, self.operands, outputs, ct, along)
         g: Differential = self.cp.run(program.run(self.cp.deal))
         return g
