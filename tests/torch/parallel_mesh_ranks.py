@@ -46,6 +46,48 @@ def results(operands: list[Any], dout: Any, options: dict[str, Any]) -> dict[str
     return {"out": out.detach(), "lse": lse.detach(), "dq": q, "dk": k, "dv": v}
 
 
+def trained(place: Any) -> list[torch.Tensor]:
+    """A bias, a sink and slopes, as `place` puts them."""
+    generator = torch.Generator().manual_seed(2)
+    return [place(torch.randn(*shape, generator=generator)) for shape in ((4, 130, 130), (4,), (4,))]
+
+
+def gradients(operands: list[Any], dout: Any, inputs: list[Any]) -> list[torch.Tensor]:
+    """Return gradients of a bias, a sink and slopes, whole."""
+    inputs = [x.requires_grad_() for x in inputs]
+    bias, sink, slopes = inputs
+    table = slopes.full_tensor() if isinstance(slopes, DTensor) else slopes
+    out = regard.attention(*operands, causal=True, bias=bias, sink=sink, score=regard.alibi(table))
+    (out * dout).sum().backward()
+    for x in inputs:
+        assert not isinstance(x, DTensor) or x.grad.placements == x.placements
+    return [x.grad.full_tensor() if isinstance(x, DTensor) else x.grad for x in inputs]
+
+
+def gradients_of_parameters(mesh: Any) -> dict[str, str]:
+    """Return "same" where gradients of what all processes have are those of one process, but for the order of sums."""
+    drawn, replicated = draw(130), (Replicate(), Replicate())
+    expected = gradients(drawn[:3], drawn[3], trained(lambda x: x))
+    kinds: dict[str, Any] = {
+        "plain": lambda x: x,
+        "replicated": lambda x: distribute_tensor(x, mesh, replicated),
+        "sharded": lambda x: distribute_tensor(x, mesh, (Shard(0), Replicate())),
+    }
+    places = (Shard(2), Shard(1)), (Shard(0), Shard(2)), (Shard(0), Shard(1)), (Replicate(), Shard(2)), replicated
+    said = {}
+    for placements in places:
+        *operands, dout = (distribute_tensor(x, mesh, placements) for x in drawn)
+        for kind, place in kinds.items():
+            got = gradients(operands, dout, trained(place))
+            wrong = [
+                f"{name} differs by {(a - b).abs().max()}"
+                for name, a, b in zip(("bias", "sink", "slopes"), got, expected, strict=True)
+                if not torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+            ]
+            said[f"gradients of {kind} parameters, {placements}"] = ", ".join(wrong) or "same"
+    return said
+
+
 class Heads(nn.Module):
     """Attention with its projections, and one more layer."""
 
@@ -116,7 +158,7 @@ def dtensors() -> dict[str, str]:
             if not torch.equal(x.full_tensor(), expected[what]):
                 wrong.append(f"{what} differs by {(x.full_tensor() - expected[what]).abs().max()}")
         said[f"DTensors, {name}"] = ", ".join(wrong) or "same"
-    return said | refused(mesh) | with_fully_shard() | with_tensor_parallel()
+    return said | refused(mesh) | gradients_of_parameters(mesh) | with_fully_shard() | with_tensor_parallel()
 
 
 def refused(mesh: Any) -> dict[str, str]:
@@ -140,7 +182,6 @@ def refused(mesh: Any) -> dict[str, str]:
         ),
         "uneven heads": lambda: regard.attention(*[distribute_tensor(x[:, :3], mesh, heads.placements)] * 3),
         "weights": lambda: regard.attention(q, q, q, return_weights=True),
-        "trained bias": lambda: regard.attention(q, q, q, bias=torch.zeros(12, 12, requires_grad=True)),
         "forward mode": lambda: torch.func.jvp(lambda y: regard.attention(y, y, y), (q,), (q,)),
     }
     said = {}

@@ -54,7 +54,6 @@ REFUSED = {
     "keys of another length": "ValueError: key must have the positions of query, 12, where they are sharded",
     "uneven heads": "ValueError: the heads of query must be a multiple of the 4 processes, got 3",
     "weights": 'ValueError: regard.attention of DTensors observes "lse" and "entropy" alone',
-    "trained bias": "ValueError: regard.attention of DTensors has no gradient of bias: detach it",
     "forward mode": "NotImplementedError: Operator aten._has_same_storage_numel.default does not have a sharding",
 }
 """What is said of DTensors that cannot be served; the last is PyTorch's own sentence."""

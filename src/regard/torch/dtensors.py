@@ -4,19 +4,24 @@ Batch and heads may be sharded or replicated on any dimensions of the mesh, and 
 of that dimension send each other keys, as inside of `context_parallel`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from regard.core import checks
 from regard.core.statistics import ENTROPY, LSE, asked_for
+from regard.rules import Score
+from regard.rules.expression import rebuild
+from regard.rules.masks import foreign
+from regard.rules.scores import as_score
 from regard.torch import spreading
 from regard.torch.adapter import attention
 from regard.torch.parallel import ContextParallel
+from regard.torch.rules import TensorTable
 
 NAMES = ("query", "key", "value")
 OBSERVED = (LSE, ENTROPY)
@@ -132,22 +137,38 @@ def local_options(where: Placement, operands: dict[str, Any], options: dict[str,
     batch = prod(query.shape[1:-3]) if query.ndim > 3 else 0
     origin = options.get("origin") or (0, 0, 0)
     first = where.first(query, 0) * batch, where.first(query, where.heads)
-    arrays: dict[str, Any] = {}
-    for name, x in options.items():
-        if isinstance(x, DTensor):
-            if x.requires_grad:
-                raise ValueError(f"regard.attention of DTensors has no gradient of {name}: detach it")
-            x = x.full_tensor()
-        arrays[name] = own_heads(name, x, where, query) if name in ("mask", "bias", "sink") else x
+    arrays = {name: whole(x, where) for name, x in options.items()}
+    arrays |= {name: own_heads(name, arrays[name], where, query) for name in ("mask", "bias", "sink") if name in arrays}
+    if arrays.get("score") is not None:
+        arrays["score"] = with_whole_gradients(as_score(arrays["score"]), where)
     return arrays | {"origin": (origin[0] + first[0], origin[1] + first[1], origin[2])}
+
+
+def whole(x: Any, where: Placement) -> Any:
+    """Return a tensor that all processes have alike, whose gradient is that of the whole call on each.
+
+    Processes with other positions have it already. That of other batch elements and heads is added.
+    """
+    if not isinstance(x, DTensor):
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return x
+        x = DTensor.from_local(x, where.mesh, (Replicate(),) * where.mesh.ndim, run_check=False)
+    return x.full_tensor(
+        grad_placements=[Replicate() if dim in (None, where.sequence) else Partial() for dim in where.dims]
+    )
+
+
+def with_whole_gradients(score: Score, where: Placement) -> Score:
+    """Return a score whose tables have gradients of the whole call on each process."""
+    trained = [x for x in foreign(score.node) if x.tensor is not None and x.tensor.requires_grad]
+    tables = {id(x): TensorTable("table", whole(x.tensor, where), bounds=x.bounds) for x in trained}
+    return replace(score, node=rebuild(score.node, tables)) if tables else score
 
 
 def own_heads(name: str, x: Any, where: Placement, query: DTensor) -> Any:
     """Return the batch elements and heads of this process, of an array that is that of the whole call."""
     if not hasattr(x, "shape"):
         return x
-    if isinstance(x, torch.Tensor) and x.requires_grad:
-        raise ValueError(f"regard.attention of DTensors has no gradient of {name}: detach it")
     axis = 0 if name == "sink" else x.ndim - 3
     local = query.to_local().shape
     if where.heads in where.dims and axis >= 0 and x.shape[axis] > 1:
