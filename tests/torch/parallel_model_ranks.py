@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from parallel_ranks import begin
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
@@ -95,6 +96,12 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return regard.attention(x, x, x, causal=True)
 
 
+def on_gpu(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of a GPU that need not be there."""
+    with FakeTensorMode():
+        return torch.empty(x.shape, device="cuda")
+
+
 def counted(x: torch.Tensor) -> torch.Tensor:
     with FlopCounterMode(display=False) as counter:
         out = attend(x)
@@ -146,6 +153,7 @@ WAYS: dict[str, Way] = {
     "torch.compile, sdpa": compiled(plain_sdpa),
     "torch.compile, fullgraph": compiled(attend, fullgraph=True),
     "vmap": lambda _, x: torch.vmap(attend)(x),
+    "on a GPU": lambda _, x: attend(on_gpu(x)),
     "torch.func.jvp": lambda _, x: torch.func.jvp(attend, (x,), (x,))[1],
     "torch.func.grad": lambda _, x: torch.func.grad(lambda y: regard.attention(y, x, x, causal=True).square().sum())(x),
     "FlopCounterMode": lambda _, x: counted(x),

@@ -29,6 +29,7 @@ ERRORS = {
     "hopfield": f"ValueError: regard.hopfield {ALONE}: give it whole patterns outside",
     "natten": f"ValueError: NATTEN's attention {ALONE}: give regard.attention a mask of all positions",
     "vmap": "ValueError: regard.attention inside of context_parallel cannot be in vmap: give the batch as leading dim",
+    "on a GPU": "ValueError: regard.attention inside of context_parallel computes on CPUs, got a query on the device ",
     "keys of another length": "ValueError: key must be (..., heads, ",
     "a decode step": "ValueError: query must be (..., heads, ",
     "graph, regard.attention": f"ValueError: a graph with attention {ALONE}: compile it anew inside",

@@ -197,6 +197,9 @@ class ContextParallel:
         if origin[2] % KEY_STEP:  # engines add keys together from there on
             raise ValueError(f"{WHOLE} needs an origin whose keys begin at a multiple of {KEY_STEP:,}, got {origin}")
         arguments = TensorArguments.of(query, key, value, options, observe)
+        device = arguments.floats["query"].device
+        if device.type != "cpu":  # parts are computed and sent in host memory
+            raise ValueError(f"{WHOLE} computes on CPUs, got a query on the device {device}: give .cpu()")
         axis = -3 if arguments.options["layout"] == "bnhd" else -2
         floats, rows = arguments.floats, self.deal.size(self.rank)
         for name in ("query", "key", "value"):
