@@ -220,6 +220,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "bias of keys of all heads": {"bias": random(N)},
     "bias of rows": {"causal": True, "bias": random(2, N, 1)},
     "bias of heads, sink": {"causal": True, "bias": random(2, 1, 1), "sink": np.array(0.5)},
+    "keys from 700 on": {"mask": regard.window(200), "origin": (0, 0, 700), "dropout": 0.1, "seed": 7},
+    "offset": {"causal": True, "offset": -300, "origin": (2, 1, 90)},
     "NaN behind the mask": {"mask": ~regard.mask(lambda b, h, i, j: (j >= 700) & (j < 900))},
 }
 KINDS = [(name, "float32") for name in WAYS] + [
@@ -290,7 +292,7 @@ def test_only_what_is_seen_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(asked: Any, rank: int) -> Any:
         given = received(asked, rank)
-        absent = ~np.repeat(asked[rank].wanted[rank], sight.TILE)[: len(asked[rank].rows)]
+        absent = ~asked[rank].rows_for(rank)
         assert all(not x[..., absent, :].any() for x in given.values())
         sent.append(int((~absent).sum()))
         return given

@@ -128,7 +128,7 @@ def disagreeing(rank: int, ranks: int, path: str) -> None:
             {"dropout": 2.0 * rank},
             {"mask": seen},
             {"bias": seen * 0.5},
-            {"origin": (0, 0, 100)},
+            {"offset": rank},
         ):
             try:
                 regard.attention(x, x, x, **options)

@@ -104,11 +104,16 @@ class Deal:
         return found
 
 
-def steps(n: int, align: int, passes: int = PASSES) -> Sequence[range]:
-    """Return the ranges of positions that pass by together; each begins at a multiple of `align`.
+def steps(n: int, align: int, passes: int = PASSES, first: int = 0) -> Sequence[range]:
+    """Return the ranges of positions that pass by together; each begins at a multiple of `align`, or at the first.
+
+    first: what the first position counts as.
 
     >>> steps(2500, 1024), len(steps(65536, 1024))
     ([range(0, 1024), range(1024, 2048), range(2048, 2500)], 8)
+    >>> steps(2500, 1024, first=1000)
+    [range(0, 24), range(24, 1048), range(1048, 2072), range(2072, 2500)]
     """
-    size = align * max(1, n // (passes * align))
-    return [range(a, min(a + size, n)) for a in range(0, n, size)]
+    size, shift = align * max(1, n // (passes * align)), first % align
+    every = (range(max(0, a - shift), min(a - shift + size, n)) for a in range(0, n + shift, size))
+    return [x for x in every if len(x)]

@@ -14,7 +14,7 @@ from regard.core.problem import CallPart, Carried, Differential, Outputs, Proble
 from regard.engines import Engine
 from regard.engines.normalized import too_large
 from regard.parallel.dealing import Deal
-from regard.parallel.sight import Sight
+from regard.parallel.sight import TILE, Sight
 from regard.rules import rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,6 +34,11 @@ class Exchange(NamedTuple):
     deal: Deal
     rows: range
     wanted: Array
+
+    def rows_for(self, rank: int) -> Array:
+        """Return True for the rows of this step that a rank is sent."""
+        first = self.rows.start % TILE
+        return np.repeat(self.wanted[rank], TILE)[first : first + len(self.rows)]
 
 
 class Transfer(NamedTuple):

@@ -1,5 +1,6 @@
 """The tiles that each rank sees, by the bounds of the rules."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,10 @@ BAND = 16  # row tiles that are classified together
 class Sight:
     """The visible tiles of a call whose rows and keys are dealt to ranks.
 
-    Tiles are TILE rows by TILE keys, cut at the ends of runs too; for all batch elements and heads together. key_steps:
-    the keys that pass by together. keys: (ranks, key tiles), those that a rank's rows see. rows: (ranks, row tiles),
-    those that see a rank's keys. key_runs: (runs of rows, key steps), True where there is something to compute. tiles:
-    (ranks, key steps), the visible tiles of a rank's rows in each step.
+    Tiles are TILE rows by TILE keys, cut at the ends of runs and of key steps too; for all batch elements and heads
+    together. key_steps: the keys that pass by together. keys: (ranks, key tiles), those that a rank's rows see. rows:
+    (ranks, row tiles), those that see a rank's keys. key_runs: (runs of rows, key steps), True where there is something
+    to compute. tiles: (ranks, key steps), the visible tiles of a rank's rows in each step.
     """
 
     row_deal: Deal
@@ -37,11 +38,13 @@ class Sight:
         return self.keys[:, keys.start // TILE : -(-keys.stop // TILE)]
 
 
-def edges_of(deal: Deal) -> tuple[Array, Array]:
-    """Return the edges of tiles, cut at the ends of runs, and the run of each tile."""
+def edges_of(deal: Deal, cuts: Sequence[int] = ()) -> tuple[Array, Array]:
+    """Return the edges of tiles, cut at the ends of runs and at some positions, and the run of each tile."""
     starts, run = [], []
     for number, x in enumerate(deal.all_runs()):
-        own = [x.start, *range(x.start + TILE - x.start % TILE, x.stop, TILE)]
+        own = sorted(
+            {x.start, *range(x.start + TILE - x.start % TILE, x.stop, TILE), *(cut for cut in cuts if cut in x)}
+        )
         starts += own
         run += [number] * len(own)
     order = np.argsort(starts)
@@ -53,10 +56,10 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
 
     passes: least steps of keys.
     """
-    (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal)
-    ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
-    key_steps = tuple(steps(p.n_k, KEY_STEP, passes))
+    key_steps = tuple(steps(p.n_k, KEY_STEP, passes, p.origin[2]))
     key_starts = [x.start for x in key_steps]
+    (row_edges, row_run), (key_edges, key_run) = edges_of(row_deal), edges_of(key_deal, key_starts)
+    ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
     key_step = np.searchsorted(key_starts, key_edges[:-1], "right") - 1
     row_owner, key_owner = row_deal.owners(), key_deal.owners()
     found = Sight(

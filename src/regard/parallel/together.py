@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from regard.parallel.programs import Exchange, Program, Transfer
-from regard.parallel.sight import TILE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,6 +57,6 @@ def received(asked: Sequence[Exchange], rank: int) -> dict[str, Array]:
         for owner, other in enumerate(asked):
             for own, into in mine.deal.pieces(owner, mine.rows):
                 result[name][..., into, :] = other.local[name][..., own, :]
-        absent = ~np.repeat(mine.wanted[rank], TILE)[: len(mine.rows)]
+        absent = ~mine.rows_for(rank)
         result[name][..., absent, :] = 0
     return result

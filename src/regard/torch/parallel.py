@@ -18,14 +18,12 @@ import torch
 import torch.distributed as dist
 
 from regard.core import checks
-from regard.core.problem import KEY_STEP
 from regard.core.statistics import ENTROPY, LSE
 from regard.core.tensors import tensor
 from regard.ops.normalization import problem_from
 from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
 from regard.parallel.programs import Exchange, Program, Transfer
-from regard.parallel.sight import TILE
 from regard.torch.adapter import TensorArguments, applied, watched, watching
 from regard.torch.calls import seen_of
 from regard.torch.dropins.distributed import held
@@ -191,11 +189,6 @@ class ContextParallel:
             raise ValueError(f'{WHOLE} observes "lse" and "entropy" alone')
         if any(batched(x) for x in (query, key, value) if isinstance(x, torch.Tensor)):
             raise ValueError(f"{WHOLE} cannot be in vmap: give the batch as leading dimensions")
-        if (offset := options.get("offset")) is not None and bool((torch.as_tensor(offset) != 0).any()):
-            raise ValueError(f"{WHOLE} has queries and keys of equal positions, got offset={offset}")
-        origin = options.get("origin") or (0, 0, 0)
-        if origin[2] % KEY_STEP:  # engines add keys together from there on
-            raise ValueError(f"{WHOLE} needs an origin whose keys begin at a multiple of {KEY_STEP:,}, got {origin}")
         arguments = TensorArguments.of(query, key, value, options, observe)
         device = arguments.floats["query"].device
         if device.type != "cpu":  # parts are computed and sent in host memory
@@ -328,7 +321,7 @@ class Unshard(torch.autograd.Function):
 
 def chosen(x: Exchange, owner: int, to: int) -> tuple[Array, Array]:
     """Return the rows that one rank sends another: among the owner's own, and among those of the step."""
-    wanted = np.repeat(x.wanted[to], TILE)[: len(x.rows)]
+    wanted = x.rows_for(to)
     pieces = x.deal.pieces(owner, x.rows)
     own = np.concatenate([np.arange(0), *(np.arange(a.start, a.stop) for a, _ in pieces)]).astype(np.int64)
     into = np.concatenate([np.arange(0), *(np.arange(b.start, b.stop) for _, b in pieces)]).astype(np.int64)

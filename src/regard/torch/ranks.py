@@ -114,7 +114,7 @@ class RankCall(ArrayCall):
         shapes = {name: getattr(p, name).shape for name in ("query", "key", "value")}
         rules = {name: None if (x := getattr(p, name)) is None else rule_text(x) for name in ("mask", "score")}
         weighing = {name: None if (x := getattr(p, name)) is None else array_text(x) for name in ("bias", "sink")}
-        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "origin")}
+        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "offset", "origin")}
         floats = tuple(x if isinstance(x, str) else "table" for x in self.call.floats)
         return {
             **shapes, **rules, **weighing, **others, "dtype": p.dtype.name, "deal": self.ranks.cp.deal.name,
@@ -170,7 +170,7 @@ class RankEngine:
         """Return the sight or the pipeline of a call; cached, since layers make the same calls."""
         cp = self.cp
         rules = (None if x is None else rule_text(x) for x in (p.mask, p.score))
-        key = plan, p.query.shape, p.key.shape, *rules, p.origin, cp.deal.runs
+        key = plan, p.query.shape, p.key.shape, *rules, p.offset.tobytes(), p.origin, cp.deal.runs
         if key not in cp.plans:
             insert(cp.plans, key, plan(p, cp.deal, cp.deal), PLANS)
         return cp.plans[key]
