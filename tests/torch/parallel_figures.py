@@ -48,12 +48,12 @@ def one(_: int, threads: int, n: int, heads: int, path: str) -> None:
     save(path, both(operands, dout, threads))
 
 
-def two(rank: int, n: int, heads: int, path: str) -> None:
+def two(rank: int, exact: bool, n: int, heads: int, path: str) -> None:
     regard.set_num_threads(1)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}.meeting", rank=rank, world_size=2)
     operands, dout = inputs(n, heads)
-    with regard.torch.context_parallel(dist.group.WORLD, causal=True) as cp:
+    with regard.torch.context_parallel(dist.group.WORLD, causal=True, exact=exact) as cp:
         mine = [cp.shard(x.detach()).requires_grad_() for x in operands]
         found = torch.tensor(both(mine, cp.shard(dout)))
     dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -76,7 +76,8 @@ def main(n: int = 16384, heads: int = 1) -> None:
     ways: dict[str, Any] = {
         "one process, 1 thread": lambda path: mp.spawn(one, (1, n, heads, path), nprocs=1),
         "one process, 2 threads": lambda path: mp.spawn(one, (2, n, heads, path), nprocs=1),
-        "two processes, 1 thread": lambda path: mp.spawn(two, (n, heads, path), nprocs=2),
+        "two processes, 1 thread": lambda path: mp.spawn(two, (True, n, heads, path), nprocs=2),
+        "two processes, 1 thread, exact=False": lambda path: mp.spawn(two, (False, n, heads, path), nprocs=2),
     }
     for _ in range(2):
         for name, way in ways.items():
