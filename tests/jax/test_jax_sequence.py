@@ -299,6 +299,21 @@ def test_errors_inside_of_shard_map() -> None:
         jax.jvp(lambda q: jax.jvp(of(), (q, k, v), (q, k, v))[1], (q,), (q,))
 
 
+def test_scores_that_gradients_refuse() -> None:
+    """One sentence under `jit` and inside of `shard_map`; the tangent has the bits of one device."""
+    mesh, (q, k, v) = mesh_of(AxisType.Auto, s=2), (x[:, :512] for x in operands()[:3])
+    q = q.at[:, -5:].multiply(4000)
+    cp = partial(regard.jax.context_parallel_attention, axis_name="s")
+    for call in (regard.attention, jax.shard_map(cp, mesh=mesh, in_specs=P(None, "s"), out_specs=P(None, "s"))):
+        spread = [jax.device_put(x, NamedSharding(mesh, P(None, "s"))) for x in (q, k, v)]
+        with pytest.raises(
+            jax.errors.JaxRuntimeError, match=r"need scores of at most 2.9e\+03, got an lse of [0-9.]+e\+04"
+        ):
+            jax.block_until_ready(jax.jit(jax.grad(lambda *x, call=call: call(*x).sum()))(*spread))
+        tangent = jax.jit(lambda *x, call=call: jax.jvp(call, x, x))
+        same(tangent(*spread), jax.jvp(regard.attention, (q, k, v), (q, k, v)))
+
+
 def test_two_processes() -> None:
     """Each with two devices, by `jax.distributed` over gloo."""
     with socket.socket() as s:

@@ -17,6 +17,7 @@ from regard.engines import Engine, choose
 from regard.jax.task import (
     SUM,
     Arrays,
+    Function,
     PrimitiveTask,
     SequenceStep,
     Shape,
@@ -36,7 +37,7 @@ OPERANDS = ("query", "key", "value")
 def carried(task: PrimitiveTask, operands: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> SumShapes:
     """Return the shapes and dtypes of the sums that go on from a step, from those of its operands."""
     assert task.step is not None
-    if task.step.gradients == "whole":
+    if task.step.gradients in FUNCTIONS:
         return {}
     hollow = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in operands.items()}
     shapes = DevicePart.of(task, one_call(task, hollow), {}).carried()
@@ -49,7 +50,7 @@ def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]
     assert task.step is not None
     y = dict(zip(task.results, results, strict=True))
     y.pop("turn")[...] = 0
-    apply(whole if task.step.gradients == "whole" else of_part, task, task.named(operands), y)
+    apply(FUNCTIONS.get(task.step.gradients, of_part), task, task.named(operands), y)
 
 
 def of_part(task: PrimitiveTask, x: Arrays, y: Arrays) -> list[tuple[str, Array]]:
@@ -156,7 +157,6 @@ class DevicePart:
         if self.task.kind == "jvp":
             return self.engine.jvp(p, self.tangents(), known)[1]._asdict()
         if self.task.kind == "backward":
-            check_lse(known.lse)
             return self.gradients(self.engine.backward(p, known, ct))
         return self.gradients(self.engine.backward_jvp(p, known, ct, self.tangents(), d, d_ct))
 
@@ -206,6 +206,16 @@ def whole(task: PrimitiveTask, x: Arrays, y: Arrays) -> Iterable[tuple[str, Arra
             elif int(x["rank"]) == 0:
                 into[...] = gradient_of(name, x[SUM + name], p, tables)
     return gradients.items()
+
+
+def check(task: PrimitiveTask, x: Arrays, y: Arrays) -> Iterable[tuple[str, Array]]:
+    """Raise ValueError if an lse of any device is too large, and return nothing."""
+    check_lse(np.atleast_1d(x["largest"]))
+    return ()
+
+
+FUNCTIONS: dict[str, Function] = {"whole": whole, "check": check}
+"""Functions of the steps that are no part of a call."""
 
 
 def gradient_of(name: str, sums: Array, p: Problem, tables: Mapping[str, Table]) -> Any:

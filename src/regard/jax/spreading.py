@@ -216,11 +216,25 @@ def computed(task: PrimitiveTask, x: Operands, ranks: Ranks) -> list[Any]:
     results = Operands(turn=FIRST)
     if task.kind == "backward_jvp":
         task, x, results["turn"] = along(task, x, ranks)
+    if task.kind == "backward":
+        results["turn"] = checked(task, x, ranks)
     for gradients in ("query", "key"):
         own = replace(task, wrt=tuple(y for y in task.wrt if pass_of(task, y[0], x[y[0]].shape) == gradients))
         if own.wrt:
             results |= passed(own, x, ranks, gradients, results["turn"])
     return [results[name] for name, _ in task.wrt]
+
+
+def checked(task: PrimitiveTask, x: Operands, ranks: Ranks) -> Any:
+    """Return the turn after a step in which all devices raise if one has an lse that gradients cannot start from.
+
+    Nothing is sent before: a device that waits for one that raised would wait forever.
+    """
+    size = jnp.abs(x["lse"])
+    largest = jax.lax.pmax(jnp.where(jnp.isfinite(size), size, 0).max(initial=0), ranks.axes)
+    step = SequenceStep(ranks.rows, ranks.keys, 0, 0, True, True, "check")
+    rank = jax.lax.axis_index(ranks.axes).astype(np.int32)
+    return called(task, step, x | {"rank": rank, "largest": largest}, {})["turn"]
 
 
 def pass_of(task: PrimitiveTask, name: str, shape: Shape) -> str:

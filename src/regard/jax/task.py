@@ -90,8 +90,8 @@ class SequenceStep:
 
     rows, keys: the numbers of the whole call. start, stop: the positions that pass by: keys, and rows where gradients
     of keys are computed. first, last: there is no step before, or after. gradients: "" in forward and its tangent,
-    "query" or "key"; "whole" after the last step of these, from the sums of all devices. sums: the names of the arrays
-    that go on to the next step. returns: those of the results of the task.
+    "query" or "key"; "check" before the first step of these, and "whole" after the last, from the sums of all devices.
+    sums: the names of the arrays that go on to the next step. returns: those of the results of the task.
     """
 
     rows: int
