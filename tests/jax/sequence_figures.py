@@ -1,7 +1,7 @@
 """Compare two devices with one: python sequence_figures.py [N [HEADS]].
 
 Causal calls, d = 64, forward, and forward and backward: seconds of the process's threads together, the least of three
-calls in turns. Then temporaries of a device, in shares of all keys and values, for 1 to 8 devices.
+calls in turns. Then temporaries of a device, in shares of all keys and values, for 1 to 8 devices; of derivatives too.
 """
 
 import os
@@ -31,6 +31,28 @@ def both(q: Any, k: Any, v: Any, dout: Any) -> Any:
     return out, back(dout)
 
 
+def forward_mode(q: Any, k: Any, v: Any, dout: Any) -> Any:
+    return jax.jvp(lambda *x: regard.attention(*x, causal=True), (q, k, v), (dout, dout, dout))
+
+
+def bias_and_sink(q: Any, k: Any, v: Any, dout: Any) -> Any:
+    def call(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> Any:
+        return regard.attention(q, k, v, causal=True, bias=bias, sink=sink)
+
+    return jax.vjp(call, q, k, v, jnp.zeros((len(q), 1, q.shape[1])), jnp.zeros(len(q)))[1](dout)
+
+
+def double_backward(q: Any, k: Any, v: Any, dout: Any) -> Any:
+    def gradients(q: Any, k: Any, v: Any, dout: Any) -> Any:
+        return both(q, k, v, dout)[1]
+
+    return jax.vjp(gradients, q, k, v, dout)[1]((dout, dout, dout))
+
+
+def mapped(q: Any, k: Any, v: Any, dout: Any) -> Any:
+    return jax.vmap(lambda *x: both(*(a[None] for a in x)))(q, k, v, dout)
+
+
 def mesh(devices: int) -> Mesh:
     return Mesh(np.array(jax.devices()[:devices]), ("s",), axis_types=(AxisType.Auto,))
 
@@ -56,7 +78,7 @@ def memory(n: int) -> None:
     """Print the temporaries of a device."""
     for devices in (1, 2, 4, 8):
         x = jax.ShapeDtypeStruct((8, n, 64), np.float32, sharding=NamedSharding(mesh(devices), ROW))
-        for function in (forward, both):
+        for function in (forward, both, forward_mode, bias_and_sink, double_backward, mapped):
             found = jax.jit(function).lower(x, x, x, x).compile().memory_analysis()
             share = found.temp_size_in_bytes / (2 * 8 * n * 64 * 4)
             print(f"{devices} devices, {function.__name__}: {share:.2f} of all keys and values")
