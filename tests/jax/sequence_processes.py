@@ -47,6 +47,11 @@ def main(port: int, processes: int, process: int) -> None:
             for shard in x.addressable_shards:
                 assert shard.data.size == x.size // mesh.size, name
                 np.testing.assert_array_equal(shard.data, np.asarray(y)[shard.index], name)
+    sink = jax.numpy.float32([0.5, -1.0])  # whose gradient is whole on every device
+    gradient = jax.grad(lambda sink, *x: (regard.attention(*x, sink=sink, **options) ** 2).sum())
+    one = gradient(sink, *map(jax.numpy.asarray, whole[:3]))
+    for shard in jax.jit(gradient)(np.asarray(sink), *spread[:3]).addressable_shards:
+        np.testing.assert_array_equal(shard.data, one)
     whole[0][:, -5:] *= 1e4  # the last device alone has scores that gradients refuse, and the others do not wait for it
     hot = [jax.make_array_from_callback(whole[0].shape, NamedSharding(mesh, row), whole[0].__getitem__), *spread[1:]]
     for call in (regard.attention, inside):

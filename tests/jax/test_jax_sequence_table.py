@@ -155,7 +155,7 @@ ROWS = (
     Row("forward over forward, third derivatives", forward_over_forward),
     Row("`vmap`", mapped=SEQUENCES),
     Row("`vmap`, gradients", gradients, mapped=SEQUENCES),
-    Row("`vmap` of some inputs, gradients", gradients, (*SEQUENCES, "bias"), {"bias": (1, N)}, ("query", "bias")),
+    Row("`vmap` of some inputs, gradients", gradients, (*SEQUENCES, "bias"), {"bias": (1, N)}, ("bias",)),
     Row("`vmap` with dropout, or of tables and sinks", gradients, (*SEQUENCES, "sink"), SINK, ("query", "sink")),
 )  # fmt: skip
 WAYS = ("jit", "shard_map")

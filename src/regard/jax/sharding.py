@@ -212,7 +212,8 @@ def warn_of_gathering(task: PrimitiveTask, operands: Sequence[Any]) -> None:
     for factors, x in zip(axes_of(task, operands, typed=True).operands, operands, strict=True):
         spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()
         if any(axes and factor == SEQUENCE for factor, axes in zip(factors, spec, strict=False)):
-            warn_once(f"a sequence that is sharded is gathered on every device: {reason} needs it whole")
+            instead = "leave it out, or call it for fewer queries"
+            warn_once(f"a sequence that is sharded is gathered on every device: {reason} needs it whole; {instead}")
             return
 
 
