@@ -111,16 +111,13 @@ class Ranks:
 
     def passes(self, gradients: str) -> list[range]:
         """Return the positions of each step that any rank sees, in order; at least one step."""
-        every = list(reversed(steps(self.rows, ROW_STEP))) if gradients == "key" else self.key_steps()
+        if gradients == "key":
+            every = list(reversed(steps(self.rows, ROW_STEP)))
+        else:
+            every = list(steps(self.keys, KEY_STEP, first=self.first_key))  # key splits begin there
         seen = self.seen(gradients)
         live = [x for x in every if seen is None or seen[:, x.start // TILE : -(-x.stop // TILE)].any()]
         return live or every[:1]
-
-    def key_steps(self) -> list[range]:
-        """Return the steps of keys, which begin at key splits: multiples of KEY_STEP in absolute positions."""
-        shift = self.first_key % KEY_STEP
-        every = (range(max(0, x.start - shift), x.stop - shift) for x in steps(self.keys + shift, KEY_STEP))
-        return [x for x in every if len(x)]
 
     def sent(self, x: Any, dim: int, rows: range, seen: Array | None, turn: Any) -> Any:
         """Return some rows of an array on every rank that sees them; on others they may be any."""
