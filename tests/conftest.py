@@ -23,8 +23,8 @@ from regard.runtime import memory
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Read by type checkers; run by hand and by tests/test_nightly.py; run by test_triton.py, and imports Triton.
-collect_ignore_glob = ["typing/*", "foreign/*", "engines/triton/compiled_kernels.py", "torch/parallel_*.py"]
+# Read by type checkers; run by hand and by tests/test_nightly.py; run by test_triton.py, and imports Triton; by hand.
+collect_ignore_glob = ["typing/*", "foreign/*", "*/compiled_kernels.py", "torch/parallel_*.py", "*_figures.py"]
 
 settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
