@@ -121,7 +121,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_jax_parts", 16, "compiles kernels"),
     Row(r"test_jax_sequence.py::test_(the_bits_of_one_device\[window|memory)", "fast", "a window alone"),
     Row("test_jax_sequence_table.py::test_every", "slow", "XLA compiles each row twice, 40 s in all", 3),
-    Row("test_jax_(sharding|sequence|transformations)", "slow", "XLA compiles meshes and exports; flatbuffers", 2),
+    Row("test_jax_(sharding|sequence|transformations)", "slow", "XLA compiles meshes and exports; flatbuffers"),
     Row(r"tests/jax/test_low\.py", "slow", "XLA compiles each call"),
     Row("tests/jax/", 4, "XLA compiles each call"),
     # The rest
