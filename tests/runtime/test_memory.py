@@ -108,9 +108,11 @@ def test_memory_is_linear(name: str) -> None:
     """At most 5 MiB for each thread and ten arrays of the size of query, and no steeper than that from n to 2 n."""
     call, d, used = CALLS[name], 16, []
     call(*arrays(200, d), 200)  # what is loaded or remembered once: kernels for many queries
-    for n in (4_000, 8_000):  # in fewer blocks of queries, one more in a group weighs too much
+    # In fewer blocks of queries, one more in a group weighs too much. On a busy machine one thread may compute all of a
+    # short call, which then has the memory of one.
+    for n, calls in ((4_000, 3), (8_000, 1)):
         q, k, v = arrays(n, d)
-        used.append(extra(lambda q=q, k=k, v=v, n=n: call(q, k, v, n)))  # type: ignore[misc]
+        used.append(max(extra(lambda q=q, k=k, v=v, n=n: call(q, k, v, n)) for _ in range(calls)))  # type: ignore[misc]
         bound = THREADS * 5 * MB + 10 * n * d * q.itemsize
         assert bound < 8_000**2 / 2
         assert used[-1] <= bound, f"{used[-1] / MB:.1f} MiB at n = {n}"
