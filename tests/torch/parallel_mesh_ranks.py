@@ -65,7 +65,7 @@ def gradients(operands: list[Any], dout: Any, inputs: list[Any]) -> list[torch.T
 
 
 def gradients_of_parameters(mesh: Any) -> dict[str, str]:
-    """Return "same" where gradients of what all processes have are those of one process, but for the order of sums."""
+    """Return "same" where gradients of what all processes have equal one process's, except for the order of sums."""
     drawn, replicated = draw(130), (Replicate(), Replicate())
     expected = gradients(drawn[:3], drawn[3], trained(lambda x: x))
     kinds: dict[str, Any] = {

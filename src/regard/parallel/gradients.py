@@ -16,7 +16,17 @@ from regard.core.problem import CallPart, Carried, Differential, Outputs, Proble
 from regard.engines import Engine
 from regard.parallel.dealing import Deal
 from regard.parallel.pipeline import GradientPipeline, Move, RankTask
-from regard.parallel.programs import Exchange, Form, Program, Transfer, bias_part, columns, outputs_of, part_of
+from regard.parallel.programs import (
+    Arriving,
+    Exchange,
+    Form,
+    Program,
+    Transfer,
+    bias_part,
+    columns,
+    outputs_of,
+    part_of,
+)
 from regard.parallel.unordered import UnorderedGradients
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -166,7 +176,7 @@ class RankTasks:
         totals = {name: np.zeros(x.shape, self.p.compute) for name, x in self.home.items()}
         steps = [n for n, tasks in enumerate(plan.slots) if tasks]
         keys = [plan.key_steps[n] for n in steps]
-        arriving: list[Callable[[], Any]] = []
+        arriving: list[Arriving] = []
         returning: list[Callable[[], None]] = []
         for number, step in enumerate(steps):
             for later in keys[number + len(arriving) : number + 2]:
