@@ -1,4 +1,4 @@
-"""Figures of docs/lab/webassembly.md: python tests/wasm_figures.py
+"""Figures of lab/webassembly.md: python tests/wasm_figures.py
 
 GFLOP/s of a causal call of 2 heads, d = 64, on one thread: of exported modules, of a plain loop in JavaScript, and of
 the engine on this processor. All take turns, since a machine may be shared; the best of each counts. Then milliseconds

@@ -1,4 +1,4 @@
-"""Attention of other libraries in Chromium, for docs/lab/webassembly.md: python tests/wasm_others.py FOLDER
+"""Attention of other libraries in Chromium, for lab/webassembly.md: python tests/wasm_others.py FOLDER
 
 FOLDER holds what `npm install onnxruntime-web @tensorflow/tfjs-core @tensorflow/tfjs-backend-cpu
 @tensorflow/tfjs-backend-wasm` leaves. Needs onnx. One thread each, 2 heads, d = 64; all take turns, the best counts.

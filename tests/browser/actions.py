@@ -1,4 +1,4 @@
-"""How many actions three tasks take from a fresh start of `regard look`: a table for docs/lab/viewer.md.
+"""How many actions three tasks take from a fresh start of `regard look`: a table for lab/viewer.md.
 
     python tests/browser/actions.py
 

@@ -1,4 +1,4 @@
-"""How long `regard look` takes and what it needs, in a browser: a table for docs/lab/viewer.md.
+"""How long `regard look` takes and what it needs, in a browser: a table for lab/viewer.md.
 
     python tests/browser/figures.py                                # the shipped model, 1,000, 10,000 and 100,000 tokens
     python tests/browser/figures.py --bertviz 128 256 512 --scripts FOLDER

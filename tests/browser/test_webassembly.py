@@ -17,8 +17,8 @@ import pytest
 
 import regard
 import wasm_cases
+from cases import CASES
 from in_node import decoded, encoded
-from regard.bench.cases import CASES
 from regard.engines.cpu.target.instructions import targets
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web"

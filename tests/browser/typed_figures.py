@@ -1,4 +1,4 @@
-"""How long a model of one's own takes to read what is typed, and what it needs: figures for docs/lab/viewer.md.
+"""How long a model of one's own takes to read what is typed, and what it needs: figures for lab/viewer.md.
 
     python tests/browser/typed_figures.py MODEL            # a folder of transformers; SmolLM2-135M there
 

@@ -1,7 +1,7 @@
 """The one cache of calls, by their signatures.
 
 A call with the signature of an earlier one skips its checks, the choice of an engine and the plan. CPU time of a call
-of 16 queries, 8 heads, d = 64, float32, in µs (`docs/lab/fast-path.md` says how it was measured):
+of 16 queries, 8 heads, d = 64, float32, in µs (`lab/fast-path.md` says how it was measured):
 
 | Cached by an earlier call | NumPy, plain | causal | PyTorch, plain | causal |
 |---|---|---|---|---|

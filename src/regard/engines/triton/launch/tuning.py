@@ -43,7 +43,7 @@ class DeviceTarget(NamedTuple):
 
 
 ON_INTERPRETER = TileConfig(64, 64, 4, 2)  # there an operation costs the same at any size
-# By bytes of an element and features of a head. In 16 bits they were the fastest on an H100 (docs/lab/triton.md).
+# By bytes of an element and features of a head. In 16 bits they were the fastest on an H100 (lab/triton.md).
 TABLE: dict[str, dict[int, dict[int, TileConfig]]] = {
     "forward": {
         2: {64: TileConfig(128, 64, 4, 3), 128: TileConfig(128, 64, 8, 3), 256: TileConfig(64, 32, 4, 3)},
