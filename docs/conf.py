@@ -9,7 +9,7 @@ from typing import Any
 
 import regard
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # extensions, benchmarks
 
 project = "regard"
 release = version = regard.__version__

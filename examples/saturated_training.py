@@ -13,6 +13,7 @@ of δ: the gradient of a bias per row. The error of dW_q is over float32 arithme
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import ml_dtypes
 import numpy as np
 
 import regard
-from regard.bench.plots import canvas, save
+
+sys.path.append(str(Path(__file__).parents[1]))  # of the checkout, which has the benchmarks
+from benchmarks.plots import canvas, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WAYS = {"rounded": ml_dtypes.bfloat16, "regard": ml_dtypes.bfloat16, "float32": np.float32}

@@ -22,7 +22,7 @@ import numpy as np
 from llvmlite import binding as llvm
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu
 from regard.engines.cpu.kernels.lanes import Lanes

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from regard.rules import as_score
 from regard.rules.expression import order, rebuild
 

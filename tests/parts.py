@@ -46,7 +46,6 @@ TABLE: tuple[Row, ...] = (
         "slow",
         "transformers",
     ),
-    Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),
     Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
     Row("test_notebook", "slow", "anywidget"),
     Row(r"test_docs\.py::test_(every_block|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
@@ -148,8 +147,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_answers.py::test_(profiles|no_square)|test_a_picture_needs_no_mat", "slow", "1 to 4 s each"),
     Row("test_viewer.py::test_(png_of|picture_is)", 4, "draws each picture"),
     Row("test_each_head_is_ablated", "slow", "runs the example model 24 times"),
-    Row("test_bench.py::test_(every_derivative|peers_|memory_|cold_rows|all_plots|a_report_surv)", "slow", "measures"),
-    Row("test_bench.py|test_bench_models.py", 4, "measures"),
+    Row("tests/bench/", "slow", "benchmarks are beside the package"),
 )
 
 

@@ -41,8 +41,8 @@ def reorder(order: str) -> None:
 def results() -> Iterator[tuple[str, Any]]:
     """Yield the results of calls that have every operand between them, small repeated calls and steps among them."""
     import regard
+    from cases import CASES
     from kernel_digests import calls
-    from regard.bench.cases import CASES
     from regard.engines.cpu.schedule.weights_work import weights
     from regard.engines.cpu.target.instructions import chosen
     from regard.ops.normalization import problem_from

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.bench.cases import CASES
+from cases import CASES
 from regard.cli import main
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
@@ -319,9 +319,11 @@ def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
         tracemalloc.stop()
 
 
-def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], int] = main
+) -> None:
     """A command line that is answered by one line, and by nothing else."""
-    assert main(arguments) == 2
+    assert command(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

@@ -31,7 +31,6 @@ LAYERS = (
     "viewer",
     "regard",  # the public face, `regard/__init__.py`
     "doctor",
-    "bench",
     "cli",
     "__main__",
 )
@@ -45,16 +44,12 @@ KERNEL = "the language of kernels: loaded only where no compiled kernel is cache
 COMMAND = "each command loads what it needs"
 LAZY = {
     "regard": ("*", "public names and adapters are loaded when they are first used"),
-    "regard.bench.model_rows": ("bench.models", "PyTorch and transformers"),
-    "regard.bench.reach": ("torch torch.natten", "PyTorch"),
-    "regard.bench.report": ("bench.plots", "matplotlib"),
-    "regard.bench.run": ("bench.device engines.cpu.target.instructions", "PyTorch, Triton and llvmlite"),
-    "regard.bench.shapes": ("torch", "PyTorch"),
     "regard.cli": (
-        "bench.device_rows bench.measure bench.report bench.rows bench.run doctor examplemodel insight "
-        "interpret.ablation interpret.table ops.planning ops.stepping viewer.command viewer.show.steps",
+        "doctor examplemodel insight interpret.ablation interpret.table ops.planning ops.stepping viewer.command "
+        "viewer.show.steps",
         COMMAND,
     ),
+    "regard.doctor": ("engines.cpu.limits", COMPILER),
     "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.problem": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
@@ -93,9 +88,7 @@ LAZY = {
 
 
 INSIDE = {
-    "regard.bench.limits": "limits of the processor, measured with kernels of their own",
-    "regard.bench.run": "a report names the instruction set",
-    "regard.doctor": "a report asks whether the system permits compiled code",
+    "regard.doctor": "a report asks whether the system permits compiled code, and measures the processor",
     "regard.ops.exporting": "modules of WebAssembly come from this compiler alone",
     "regard.viewer.serve.kernels": "a page computes weights by such modules",
 }
@@ -210,6 +203,14 @@ def entering(root: Path) -> set[str]:
     }
 
 
+def outside(text: str) -> set[str]:
+    """The packages that a module imports, wherever it does."""
+    nodes = [*ast.walk(ast.parse(text))]
+    names = [x.name for node in nodes if isinstance(node, ast.Import) for x in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
 def naming(root: Path) -> list[str]:
     """Comparisons with the name of an engine, unless it is that of a device of a framework."""
     found = []
@@ -233,6 +234,12 @@ def test_no_engine_is_compared_by_name() -> None:
 
 def test_no_arrow_climbs() -> None:
     assert climbing(SOURCE) == []
+
+
+def test_the_package_needs_nothing_of_the_checkout() -> None:
+    folders = {"benchmarks", "cases", "support"}
+    assert not [x for x in modules(SOURCE).values() if folders & outside(x.read_text(encoding="utf-8"))]
+    assert outside("def late():\n    from benchmarks.rows import Row") & folders
 
 
 def test_every_room_has_a_layer() -> None:

@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import regard
+from benchmarks.measure import Report
 from in_browser import AXE
-from regard.bench.measure import Report
 from regard.viewer.serve import built
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -94,7 +94,7 @@ def test_errors_name_the_extra_that_brings_a_package() -> None:
     for extra, packages in EXTRAS.items():
         own = map(Requirement, PROJECT["optional-dependencies"][extra])
         assert {x.name for x in own} - {PROJECT["name"]} == {*packages}, extra
-    for extra in ("notebook", "test", "test-slow", "docs", "train", "bench"):
+    for extra in ("notebook", "test", "test-slow", "docs", "train"):
         assert {x.name for x in requirements(extra)} >= {*EXTRAS["look"]}, extra
 
 

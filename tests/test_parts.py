@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cases import CASES
 from parts import COLLECTED, TABLE, Row, parts, row
-from regard.bench.cases import CASES
 
 ENGINES = "Cpu", "Tiled", "Specification"
 DTYPES = "float32", "float64", "float16", "bfloat16"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import case
+from cases import case
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.work import source
 from regard.engines.cpu.target import cache

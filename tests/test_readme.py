@@ -55,4 +55,4 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_there_are_commands() -> None:
     named = [command.split()[0] for command in COMMANDS]
-    assert named == ["look", "look", "look", "insight", "steps", "plan", "doctor", "bench"]
+    assert named == ["look", "look", "look", "insight", "steps", "plan", "doctor"]

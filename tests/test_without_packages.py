@@ -102,7 +102,7 @@ def test_commands_without_extras_print_plain_text_or_name_the_extra() -> None:
         OPTIONAL,
         """
 from regard.cli import main
-for words in ("doctor", "plan --n 1000 --d 64 --causal", "steps --n 3 --d 2", "look --terminal", "insight", "bench"):
+for words in ("doctor", "plan --n 1000 --d 64 --causal", "steps --n 3 --d 2", "look --terminal", "insight"):
     print("status", main(words.split()), "\\n")
 """,
     )
@@ -113,10 +113,10 @@ for words in ("doctor", "plan --n 1000 --d 64 --causal", "steps --n 3 --d 2", "l
     assert "engine    cpu: the first that supports this call\n" in plan
     assert "total      O(n·m·(d + d_v))  O(n·m)         O(n·d_v)" in plan
     assert "softmax P[i,j]\n[[0." in steps
-    assert (steps[0], [x[0] for x in refused]) == ("0", ["0", "2", "2", "2"])
+    assert (steps[0], [x[0] for x in refused]) == ("0", ["0", "2", "2"])
     assert said.splitlines() == [
         f"regard: error: regard {name} needs rich, which is missing: pip install 'regard[look]'"
-        for name in ("look", "insight", "bench")
+        for name in ("look", "insight")
     ]
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from cases import Case
 from in_node import native, native_maps, same
-from regard.bench.cases import Case
 from regard.core.parts import part_of
 from regard.core.problem import Problem
 from regard.engines import cpu

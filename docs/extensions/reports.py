@@ -7,8 +7,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from regard.bench.measure import Report, Result
-from regard.bench.report import LIMIT, TITLES
+from benchmarks.measure import Report, Result
+from benchmarks.report import LIMIT, TITLES
 
 NAMES = {"zen-5": "Zen 5", "zen-4": "Zen 4", "granite-rapids": "Granite Rapids", "zen-3": "Zen 3"}
 """The machines, in the order in which they are offered."""

@@ -1,17 +1,14 @@
-"""Command line: `regard look`, `steps`, `plan`, `insight`, `bench` and `doctor`."""
+"""Command line: `regard look`, `steps`, `plan`, `insight` and `doctor`."""
 
 import argparse
 import json
 import math
 import os
-import re
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
@@ -63,6 +60,8 @@ def _run(argv: Sequence[str] | None) -> int:
             stream.reconfigure(errors="replace")
     try:
         try:
+            if (sys.argv[1:] if argv is None else argv)[:1] == ["bench"]:
+                raise Refusal("benchmarks run in a checkout of regard: `python -m benchmarks`")
             arguments = _parser().parse_args(argv)
             require(f"regard {arguments.command}", *arguments.needs)
             arguments.run(arguments)
@@ -237,22 +236,8 @@ def _parser() -> argparse.ArgumentParser:
     heads.add_argument("--json", action="store_true", help="print JSON")
     heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
 
-    about = "measure attention against this machine's limits and other libraries"
-    bench = command("bench", _bench, about, needs=("rich",))
-    bench.add_argument("--quick", action="store_true", help="the rows that matter most, in a few minutes")
-    bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
-    bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
-    bench.add_argument("--list", action="store_true", help="print the rows instead of measuring them")
-    bench.add_argument("--device", metavar="NAME", help="measure a GPU instead of the processor: cuda, or cuda:N")
-    bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads (default: 1)")
-    bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds (default: 9, 3 if quick)")
-    bench.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
-    bench.add_argument("--out", type=Path, metavar="DIR", help="also write report.json, report.md and a plot there")
-    bench.add_argument(
-        "--plot-from", type=Path, metavar="JSON", help="draw all plots of a report.json beside it, or in --out"
-    )
-
-    command("doctor", _doctor, "report versions, engines, threads and the processor")
+    report = command("doctor", _doctor, "report versions, engines, threads and the processor")
+    report.add_argument("--roofline", action="store_true", help="also measure the peaks and read bandwidth of a core")
     return parser
 
 
@@ -405,94 +390,15 @@ def _captured(
     return seen, losses_without(model, ids, arguments.ablate)
 
 
-def _bench(arguments: argparse.Namespace) -> None:
-    if arguments.plot_from is not None:
-        _plot(arguments)
-        return
-    if reason := engines()["cpu"].state():
-        raise Refusal(f"regard bench measures limits with compiled kernels: {reason}")
-    from regard.bench import report
-    from regard.bench.measure import Setting
-    from regard.bench.measure import cores as allowed
-    from regard.bench.rows import chosen
-    from regard.bench.run import QUICK, on_device, run
-
-    quick, cores = arguments.quick, allowed()
-    threads = _least("--threads", arguments.threads, 1)
-    rounds = None if arguments.rounds is None else _least("--rounds", arguments.rounds, 1)
-    if arguments.device is not None and threads != 1:
-        raise Refusal("--threads is of the processor: give it without --device")
-    if threads > len(cores):
-        raise Refusal(f"--threads must be at most {len(cores)}, the cores this process may use, got {threads}")
-    if arguments.engine is not None and arguments.engine not in engines():
-        raise Refusal(f"--engine must be one of {', '.join(engines())}, got {arguments.engine}")
-    among = None
-    if arguments.device is not None:
-        if find_spec("torch") is None:
-            raise Refusal(f"--device {arguments.device}: torch is missing: pip install torch")
-        from regard.bench import device_rows
-
-        among = device_rows.rows()
-    try:
-        rows = chosen("^limits" if arguments.roofline else arguments.only, quick, among)
-    except re.error as error:
-        raise Refusal(f"--only must be a regular expression, got {arguments.only}: {error}") from None
-    if not rows:
-        raise Refusal(f"--only {arguments.only} finds no row; see `regard bench --list`")
-    console = _console(arguments)
-    if arguments.list:
-        report.show_rows(rows, console)
-        return
-    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
-        raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
-    if arguments.out is not None:
-        require("regard bench --out", "matplotlib")
-    setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
-    if arguments.device is not None:
-        try:
-            setting = on_device(setting, arguments.device)
-        except ValueError as error:
-            raise Refusal(str(error)) from None
-    if rounds is not None:
-        setting = replace(setting, rounds=rounds)
-    with _bar(len(rows)) as progress, _termination_interrupts():
-        found = run(rows, setting, progress)
-    report.show(found, console)
-    if arguments.out is not None:
-        try:
-            written = report.write(found, arguments.out)
-        except OSError as error:
-            raise Refusal(f"cannot write to {arguments.out}: {error.strerror}") from error
-        for path in written:
-            console.print(f"saved {path}", style="bold", soft_wrap=True)
-
-
-def _plot(arguments: argparse.Namespace) -> None:
-    """Draw the plots of a written report."""
-    require("regard bench --plot-from", "matplotlib")
-    from regard.bench import report
-    from regard.bench.measure import Report
-
-    path = arguments.plot_from
-    try:
-        found = Report.from_json(path.read_text("utf-8"))
-    except OSError as error:
-        raise Refusal(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError):
-        raise Refusal(f"--plot-from must be a report.json of regard bench, got {path}") from None
-    folder = arguments.out or path.parent
-    try:
-        written = report.draw(found, folder)
-    except OSError as error:
-        raise Refusal(f"cannot write to {folder}: {error.strerror}") from error
-    for name in written:
-        _console(arguments).print(f"saved {name}", style="bold", soft_wrap=True)
-
-
 def _doctor(arguments: argparse.Namespace) -> None:
-    from regard.doctor import report
+    from regard.doctor import report, roofline
 
-    for title, lines in report().items():
+    sections = report()
+    if arguments.roofline:
+        if reason := engines()["cpu"].state():
+            raise Refusal(f"--roofline measures limits with compiled kernels: {reason}")
+        sections["limits of one core"] = roofline()
+    for title, lines in sections.items():
         print(title)
         _print_table([(f"  {name}", line) for name, line in lines.items()])
 
@@ -519,16 +425,6 @@ def _console(arguments: argparse.Namespace) -> "Console":
 
 
 @contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Make a termination request (`kill`, `timeout`) act as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _progress(lines: bool = False) -> Iterator[Callable[[object], object]]:
     """Show the current stage on stderr: on a terminal, or elsewhere as lines if asked for."""
     from rich.console import Console
@@ -540,20 +436,6 @@ def _progress(lines: bool = False) -> Iterator[Callable[[object], object]]:
         return
     with console.status("starting") as status:
         yield lambda stage: status.update(Text(str(stage)))
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
-    """Show the number of finished rows on stderr, on a terminal."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
 def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:

@@ -5,7 +5,9 @@ It imports nothing heavy.
 
 import os
 import platform
+import statistics
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,3 +129,24 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {key.strip().lower(): value.strip() for key, _, value in lines}
+
+
+def roofline(rounds: int = 9) -> dict[str, str]:
+    """Measure what one core can do at best, and return the name of each limit with its rate.
+
+    Rates are per second of processor time, the median of rounds in turns. The engine "cpu" has to be available.
+    """
+    from regard.engines.cpu import limits
+
+    dtypes = "float32", "bfloat16", "float64"
+    measured = [*map(limits.peak, dtypes), limits.product("float32"), limits.bandwidth()]
+    for limit in measured:
+        limit.call()  # compiles
+    seconds: list[list[float]] = [[] for _ in measured]
+    for _ in range(rounds):
+        for limit, times in zip(measured, seconds, strict=True):
+            begin = time.thread_time()
+            limit.call()
+            times.append(time.thread_time() - begin)
+    medians = map(statistics.median, seconds)
+    return {x.name: f"{x.rate(t):.1f} {x.measured_in}" for x, t in zip(measured, medians, strict=True)}

@@ -1,4 +1,4 @@
-"""`regard bench` on tiny sizes: results are checked first, nobody is dropped in silence, and reports are whole."""
+"""`python -m benchmarks` on tiny sizes: results are checked first, no peer is dropped, and reports are whole."""
 
 import json
 import math
@@ -17,17 +17,15 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench import derivatives, limits, measure, memory, naive, peers, plots, report
-from regard.bench.cases import CASES, case
-from regard.bench.cold import KINDS, FirstCallRow, ImportRow
-from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
-from regard.bench.row_types import BackwardShareRow, CostRow, DerivativeRow, MemoryRow, ShareRow, SmallRow, SpeedupRow
-from regard.bench.rows import chosen, derivative_rows, rows, sized
-from regard.bench.run import run
-from regard.cli import main
-from regard.engines.cpu.language.types import BF16, F32, F64, Type
-from regard.engines.cpu.target.cache import kernel
-from regard.engines.cpu.target.instructions import targets
+from benchmarks import derivatives, measure, memory, naive, peers, plots, report
+from benchmarks.__main__ import main
+from benchmarks.cold import KINDS, FirstCallRow, ImportRow
+from benchmarks.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
+from benchmarks.row_types import BackwardShareRow, CostRow, DerivativeRow, MemoryRow, ShareRow, SmallRow, SpeedupRow
+from benchmarks.rows import chosen, derivative_rows, rows, sized
+from benchmarks.run import run
+from cases import CASES, case
+from regard.engines.cpu import limits
 from support import assert_refused
 
 HERE = [peer for peer in ("NumPy", "tiled") if peer in peers.PEERS]
@@ -47,100 +45,6 @@ def tiny(name: str = "plain", **sizes: Any) -> Any:
 
 def share(**more: Any) -> ShareRow:
     return ShareRow("forward", "tiny", tiny(), goal=0.5, peers=tuple(HERE), **more)
-
-
-# Limits
-
-
-def result_of(text: str, name: str, target: Any, source: Any, count: int, lanes: int, dtype: Any) -> Any:
-    compiled = kernel(f"test {name} {text}", name, target, lambda: text)
-    got = np.zeros(lanes, dtype)
-    fields = np.array([source.ctypes.data, got.ctypes.data, count], np.uint64)
-    compiled(fields.ctypes.data)
-    return got
-
-
-@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
-@pytest.mark.parametrize("element", [F32, F64, BF16], ids=str)
-def test_the_peak_is_made_of_the_operations_that_it_counts(target: Any, element: Type) -> None:
-    if element is BF16 and not target.bf16_dot:
-        pytest.skip("no products of bfloat16")
-    lanes = target.vector // max(element.size, 4)
-    steps, chains = 3, limits.chains(target)
-    assert chains >= 12
-    x, y = np.arange(1, 2 * lanes + 1) / 8, np.arange(2 * lanes, 0, -1) / 4
-    start = np.arange(lanes + chains - 1) / 2
-    expected = np.lib.stride_tricks.sliding_window_view(start, lanes)  # that of chain n begins at the n-th number
-    if element is BF16:
-        operands, start = np.concatenate([x, y]).astype(ml_dtypes.bfloat16), start.astype(np.float32)
-        for _ in range(steps):
-            expected = expected + (x * y).reshape(lanes, 2).sum(-1)
-    else:
-        operands, start = (z.astype(f"f{element.size}") for z in (np.concatenate([x[:lanes], y[:lanes]]), start))
-        for _ in range(steps):
-            expected = expected * x[:lanes] + y[:lanes]
-    source = np.concatenate([operands.view(np.uint8), start.view(np.uint8)])
-    text = limits.peak_kernel(element, target)
-    got = result_of(text, "peak", target, source, steps, lanes, np.float64 if element is F64 else np.float32)
-    np.testing.assert_allclose(got, expected.sum(0), rtol=1e-5)
-
-
-@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
-@pytest.mark.parametrize("element", [F32, F64], ids=str)
-def test_products_from_cache_are_made_of_the_operations_that_they_count(target: Any, element: Type) -> None:
-    (rows, columns), lanes, steps = target.tile, target.lanes(element.size), 3
-    v = np.arange(limits.FEATURES * columns * lanes).reshape(limits.FEATURES, -1) % 13 - 6.0
-    f = np.arange(rows * limits.FEATURES).reshape(rows, -1) % 7 - 3.0
-    dtype = np.dtype(f"f{element.size}")
-    source = np.concatenate([v.ravel(), f.ravel()]).astype(dtype)
-    text = limits.product_kernel(element, target)
-    got = result_of(text, "product", target, source, steps, lanes, dtype)
-    expected = steps * (f @ v).reshape(rows, columns, lanes).sum((0, 1))
-    assert np.ptp(expected) > 0
-    np.testing.assert_array_equal(got, expected)  # whole numbers
-
-
-@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs and t.amx], ids=lambda t: t.name)
-def test_the_peak_of_matrices_is_made_of_products(target: Any) -> None:
-    steps, totals = 3, limits.GROWING
-    x, y = np.arange(512).reshape(16, 32) % 17 / 4, np.arange(512).reshape(16, 16, 2) % 13 / 2
-    start = np.arange((15 + totals) * 16, dtype=np.float32).reshape(-1, 16)
-    source = np.concatenate(
-        [z.astype(ml_dtypes.bfloat16).view(np.uint8).ravel() for z in (x, y)] + [start.view(np.uint8).ravel()]
-    )
-    product = steps * np.einsum("rnh,nch->rc", x.reshape(16, 16, 2), y)
-    text = limits.matrix_peak_kernel(target)
-    got = result_of(text, "peak", target, source, steps, totals * 256, np.float32).reshape(totals, 16, 16)
-    np.testing.assert_array_equal(got, [start[n : n + 16] + product for n in range(totals)])
-
-
-@pytest.mark.parametrize("streams", limits.STREAMS)
-@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
-def test_every_number_is_read(target: Any, streams: int) -> None:
-    lanes = target.lanes(4)
-    source = np.arange(max(limits.STREAMS) * lanes * 5, dtype=np.float32)
-    got = result_of(limits.read_kernel(target, streams), "read", target, source, len(source), lanes, np.float32)
-    np.testing.assert_array_equal(got, source.reshape(-1, lanes).sum(0))
-
-
-def test_a_limit_knows_its_work() -> None:
-    target = targets()[limits.chosen().name]
-    one, two = limits.peak("float32"), limits.peak("float32", threads=2)
-    one.call()
-    two.call()
-    assert one.work == limits.chains(target) * target.lanes(4) * 2 * limits.STEPS
-    assert limits.peak("bfloat16", by_matrices=False).work == one.work * (2 if target.bf16_dot else 1)
-    if target.amx:
-        assert limits.peak("bfloat16").work == 6 * 16 * 16 * 32 * 2 * limits.MATRIX_STEPS
-        assert limits.peak("bfloat16").name == "peak of bfloat16 matrix products"
-    assert two.work == 2 * one.work
-    assert limits.peak("float64").work == one.work / 2
-    assert limits.bandwidth().work == limits.BUFFER
-    rows, columns = target.tile
-    for dtype, size in (("float32", 4), ("float64", 8)):
-        limits.product(dtype).call()
-        assert limits.product(dtype).work == rows * columns * target.lanes(size) * 2 * limits.STEPS
-    assert one.rate(1e-9) == one.work
 
 
 # Measuring
@@ -343,8 +247,8 @@ def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatc
 
 BACKWARD_AGREES = """
 import json, sys
-from regard.bench.row_types import BackwardShareRow, Setting
-from regard.bench.rows import sized
+from benchmarks.row_types import BackwardShareRow, Setting
+from benchmarks.rows import sized
 found = [BackwardShareRow("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
 found = [row.measure(Setting((0,))) for row in found]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
@@ -359,8 +263,8 @@ def test_peers_have_the_same_gradients(name: str) -> None:
 
 AGREES = """
 import json, sys
-from regard.bench.row_types import Setting, ShareRow
-from regard.bench.rows import sized
+from benchmarks.row_types import Setting, ShareRow
+from benchmarks.rows import sized
 cases = [sized(name, 24, d=8, h=2) for name in ("plain", "causal")]
 found = [ShareRow("", "", x, peers=sys.argv[1:]).measure(Setting((0,))) for x in cases]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
@@ -404,7 +308,7 @@ def test_threads_beside_what_the_peak_gains(monkeypatch: pytest.MonkeyPatch) -> 
         assert (s.rounds, threads) == (15, 2)
         return times
 
-    monkeypatch.setattr("regard.bench.row_types.in_turns", in_turns)
+    monkeypatch.setattr("benchmarks.row_types.in_turns", in_turns)
     found = SpeedupRow("threads", "tiny", tiny(), 1.9).measure(replace(TINY, cores=measure.cores()[:1] * 2))
     assert found.figures() == [2.0, 1.5]
     assert found.figures("the peak") == [1.5, 1.0]
@@ -570,14 +474,14 @@ def test_a_report_is_written_whole(found: Report, tmp_path: Path) -> None:
 
 def test_all_plots_are_drawn_from_a_written_report(found: Report, tmp_path: Path) -> None:
     report.write(found, tmp_path)
-    assert main(["bench", "--plot-from", str(tmp_path / "report.json"), "--out", str(tmp_path / "plots")]) == 0
+    assert main(["--plot-from", str(tmp_path / "report.json"), "--out", str(tmp_path / "plots")]) == 0
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
     names = ("speed", "forward", "options", "derivatives", "growth", "memory")
     assert set(drawn) == {f"{name}.{ending}" for name in names for ending in ("svg", "png")}
     for name, data in drawn.items():
         assert data.startswith(b"\x89PNG") if name.endswith(".png") else b"<?xml" in data[:200]
     assert drawn["speed.png"] == (tmp_path / "speed.png").read_bytes()
-    assert main(["bench", "--plot-from", str(tmp_path / "report.json")]) == 0
+    assert main(["--plot-from", str(tmp_path / "report.json")]) == 0
     assert (tmp_path / "memory.svg").read_bytes() == drawn["memory.svg"]
 
 
@@ -628,9 +532,9 @@ def test_only_what_missed_a_goal_is_hatched(found: Report) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["bench", "--list", "--only", "options"]) == 0
+    assert main(["--list", "--only", "options"]) == 0
     assert "options: softcap" in capsys.readouterr().out
-    assert main(["bench", "--roofline", "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
+    assert main(["--roofline", "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "read bandwidth" in text
     assert "GFLOP/s" in text
@@ -640,8 +544,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_a_run_that_is_told_to_end_writes_what_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     rows = [Quick(), Quick(lambda: os.kill(os.getpid(), signal.SIGTERM)), Quick()]
-    monkeypatch.setattr("regard.bench.rows.chosen", lambda *_: rows)
-    assert main(["bench", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("benchmarks.rows.chosen", lambda *_: rows)
+    assert main(["--out", str(tmp_path)]) == 0
     written = Report.from_json((tmp_path / "report.json").read_text())
     assert len(written.results) == 1
     assert written.method["interrupted"] == "after 1 of 3 rows"
@@ -655,23 +559,30 @@ def test_a_run_that_is_told_to_end_writes_what_is_done(monkeypatch: pytest.Monke
             ["--only", "("],
             "--only must be a regular expression, got (: missing ), unterminated subpattern at position 0",
         ),
-        (["--only", "no such row"], "--only no such row finds no row; see `regard bench --list`"),
+        (["--only", "no such row"], "--only no such row finds no row; see `python -m benchmarks --list`"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--threads", "100000"], "--threads must be at most"),
         (["--engine", "steam"], "--engine must be one of cpu, tiled, triton, spec, got steam"),
         (["--out", __file__], "is not a directory"),
-        (["--plot-from", __file__], f"--plot-from must be a report.json of regard bench, got {__file__}"),
+        (["--plot-from", __file__], f"--plot-from must be a report.json of these benchmarks, got {__file__}"),
         (["--plot-from", "no-such.json"], "cannot read no-such.json: No such file or directory"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["bench", *arguments], message, capsys)
+    assert_refused(arguments, message, capsys, main)
+
+
+def test_files_need_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("regard.arguments.packages.find_spec", lambda name: None)
+    for option in ("--out", "--plot-from"):
+        message = f"python -m benchmarks {option} needs matplotlib, which is missing: pip install 'regard[plots]'"
+        assert_refused(["--quick", option, "report.json"], message, capsys, main)
 
 
 def test_without_a_compiler_there_is_nothing_to_measure_against(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing: pip install llvmlite")
-    assert main(["bench", "--list"]) == 2
+    assert main(["--list"]) == 2
     assert "compiled kernels: llvmlite is missing: pip install llvmlite" in capsys.readouterr().err

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import regard
+from benchmarks import measure, report
+from benchmarks.measure import SUBJECT, Result, Setting
+from benchmarks.run import run
 from interpreter import language_patched_once
-from regard.bench import measure, report
-from regard.bench.measure import SUBJECT, Result, Setting
-from regard.bench.run import run
 from regard.cli import main
 from support import assert_refused
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from regard.bench import device, device_peers, device_rows  # noqa: E402
-from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes  # noqa: E402
-from regard.bench.device_rows import FUSED, LIMIT, MATH, DeviceLimitRow, DeviceMemoryRow, DeviceSpeedRow, rows  # noqa: E402
+from benchmarks import device, device_peers, device_rows  # noqa: E402
+from benchmarks.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes  # noqa: E402
+from benchmarks.device_rows import FUSED, LIMIT, MATH, DeviceLimitRow, DeviceMemoryRow, DeviceSpeedRow, rows  # noqa: E402
 
 HERE = torch.device("cpu")
 SIZES = DeviceSizes(batch=2, h=4, n=24, d=8, h_kv=2)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.bench import measure, model_rows, report, shapes
-from regard.bench.measure import SUBJECT, Report, Setting
-from regard.bench.model_rows import AfterProductRow, DropInRow, ModelStepRow
+from benchmarks import measure, model_rows, report, shapes
+from benchmarks.measure import SUBJECT, Report, Setting
+from benchmarks.model_rows import AfterProductRow, DropInRow, ModelStepRow
 
 TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
 
@@ -49,7 +49,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the module, an
 def models(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`bench.models` with small models."""
     pytest.importorskip("transformers")
-    from regard.bench import models
+    from benchmarks import models
 
     def small(name: str, model: Any) -> Any:
         sizes, inputs = SIZES[name.split(",")[0]]
@@ -69,7 +69,7 @@ def test_every_name_has_a_model(models: Any) -> None:
 def test_llama_has_100_million_parameters() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from regard.bench import models
+    from benchmarks import models
 
     with torch.device("meta"):
         assert sum(x.numel() for x in models.LLAMA().parameters()) == pytest.approx(100e6, rel=0.01)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import regard
+from cases import CASES, Case
 from interpreter import language_patched_once
-from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top

@@ -14,7 +14,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import regard
-from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
+from cases import curved, hiding, mixed_rule, recency, tabled
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.ops.normalization import problem_from

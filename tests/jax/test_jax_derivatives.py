@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import CASES, Case, case
+from cases import CASES, Case, case
 from regard.rules import as_score, order
 from regard.rules.expression import rebuild
 from support import SAME_BITS

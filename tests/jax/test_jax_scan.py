@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import CASES, Case, case
+from cases import CASES, Case, case
 from regard.rules import OPS, At, evaluate, rule_text
 from regard.rules.expression import build, cast, make
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from support import SAME_BITS
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")

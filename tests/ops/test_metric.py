@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import case
+from cases import case
 from regard.interpret.capture.layers import Layer
 from regard.ops import metric as metrics
 from regard.ops.normalization import problem_from

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import ENTROPY
 from regard.engines import Engine, choose

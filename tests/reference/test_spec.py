@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
 from regard.ops.normalization import problem_from
 from regard.reference import specification

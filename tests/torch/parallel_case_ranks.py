@@ -12,7 +12,7 @@ import torch.distributed as dist
 import on_tensors
 import regard
 import regard.torch
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 
 SECONDS = 6  # of waiting for other ranks
 

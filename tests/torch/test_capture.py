@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
+from benchmarks.models import cache_name
 from captures import assert_weights, eager, weights_of
-from regard.bench.models import cache_name
 from regard.interpret.capture import joining
 from regard.interpret.capture.captured import Capture
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock

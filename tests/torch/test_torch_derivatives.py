@@ -10,8 +10,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import regard
+from cases import CASES, Case, case
 from on_tensors import SMALL, array, call, flat, smaller
-from regard.bench.cases import CASES, Case, case
 from regard.engines import engines
 
 GENERATOR = torch.Generator().manual_seed(0)

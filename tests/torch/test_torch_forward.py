@@ -12,8 +12,8 @@ import torch
 
 import regard
 import regard.torch
+from cases import CASES, Case, case
 from on_tensors import ARRAYS, array, call, tensor
-from regard.bench.cases import CASES, Case, case
 from regard.engines.cpu.schedule import launches, stages, work
 from regard.runtime import memory
 from regard.torch.graph.operators import execute

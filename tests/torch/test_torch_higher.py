@@ -15,8 +15,8 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn import functional
 
 import regard
+from cases import CASES, Case
 from on_tensors import call, smaller
-from regard.bench.cases import CASES, Case
 from regard.reference.specification import dropout_mask
 from regard.torch import kernels
 from regard.torch.composed import higher, rows

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.bench.models import cache_name
+from benchmarks.models import cache_name
 from regard.torch.dropins import transformers as integration
 from regard.warning import RegardWarning, warn_once
 from small_models import MODELS, OTHERS

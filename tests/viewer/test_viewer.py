@@ -480,9 +480,6 @@ def test_a_picture_needs_no_matplotlib(tmp_path):
     assert run("look", "abab", "--save", "x") == (0, f"saved x.html saved x.svg no PNG was saved: {needs}", "")
     assert run("look", "abab", "--save", "y.svg") == (0, "saved y.svg", "")
     assert run("look", "a", "--save", "z.png") == (2, "", f"regard: error: cannot save z.png: {needs}, or save .svg\n")
-    plots = "regard: error: regard bench --out needs matplotlib, which is missing: pip install 'regard[plots]'\n"
-    assert run("bench", "--quick", "--out", "report") == (2, "", plots)
-    assert run("bench", "--plot-from", "report.json") == (2, "", plots.replace("--out", "--plot-from"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.svg", "y.svg"]
 
 

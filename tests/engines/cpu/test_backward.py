@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import regard
+from cases import CASES, Case
 from engines.cpu.test_targets import SOME, by_turns
-from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import regard
+from cases import CASES, Case
 from engines.cpu.test_backward import DO, OPTIONS, RNG, TURNS, H, K, N, Q, V, arrays, bits
 from engines.cpu.test_tangent import DK, DQ, DV, tangents_of
 from engines.cpu.test_targets import by_turns
-from regard.bench.cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_tangent_work

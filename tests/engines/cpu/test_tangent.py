@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import regard
+from cases import CASES, Case
 from engines.cpu.test_backward import TURNS
 from engines.cpu.test_targets import SOME, by_turns
-from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled

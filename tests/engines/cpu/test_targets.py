@@ -10,7 +10,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
-from regard.bench.cases import CASES, Case
+from cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Outputs
 from regard.engines.cpu.schedule.forward_spec import spec_of

@@ -8,8 +8,8 @@ import pytest
 
 import regard
 import wasm_cases
+from cases import CASES, Case
 from in_node import START, Image, call, forward, in_folder, native, native_maps, same
-from regard.bench.cases import CASES, Case
 from regard.core.parts import part_of
 from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel

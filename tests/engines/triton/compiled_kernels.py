@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.bench.cases import case
+from cases import case
 from regard.core.problem import Differential, Outputs
 from regard.engines.triton.launch import derivatives, forward_launch, statistics
 from regard.engines.triton.launch.launching import Launch

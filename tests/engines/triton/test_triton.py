@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import regard
+from cases import CASES, case
 from interpreter import language_patched_once
 from regard import engines
-from regard.bench.cases import CASES, case
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import regard
+from cases import case
 from interpreter import language_patched_once
-from regard.bench.cases import case
 from regard.runtime import diskcache
 
 triton = pytest.importorskip("triton")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard.bench import naive
-from regard.bench.cases import case
-from regard.bench.measure import Call, fresh
+from benchmarks import naive
+from benchmarks.measure import Call, fresh
+from cases import case
 from regard.core.statistics import NAMES, Profile, Top
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -123,7 +123,7 @@ def extra(name: str, n: int, engine: str | None = None, threads: int = 1) -> flo
 
     Raises RuntimeError if its process does not survive.
     """
-    code = "from regard.bench.memory import main; main()"
+    code = "from benchmarks.memory import main; main()"
     return float(fresh(code, name, n, engine or "", threads))
 
 

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import regard
-from regard.bench import limits, memory, model_rows, reach
-from regard.bench.cases import Case, case
-from regard.bench.cold import KINDS, FirstCallRow, ImportRow
-from regard.bench.measure import SUBJECT
-from regard.bench.peers import PEERS
-from regard.bench.row_types import (
+from benchmarks import memory, model_rows, reach
+from benchmarks.cold import KINDS, FirstCallRow, ImportRow
+from benchmarks.measure import SUBJECT
+from benchmarks.peers import PEERS
+from benchmarks.row_types import (
     BackwardShareRow,
     CostRow,
     DerivativeRow,
@@ -23,6 +22,8 @@ from regard.bench.row_types import (
     SmallRow,
     SpeedupRow,
 )
+from cases import Case, case
+from regard.engines.cpu import limits
 
 
 def sized(name: str, n: int, d: int = 64, h: int = 8, lead: tuple[int, ...] = (), **more: Any) -> Case:

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 
 import regard
-from regard.bench import shapes
-from regard.bench.measure import (
+from benchmarks import shapes
+from benchmarks.measure import (
     EAGER,
     SDPA,
     SUBJECT,
@@ -27,8 +27,8 @@ from regard.bench.measure import (
     in_turns,
     pinned,
 )
-from regard.bench.peers import reason
-from regard.bench.row_types import MANY, Row, compared, dtype_of, facts, partly
+from benchmarks.peers import reason
+from benchmarks.row_types import MANY, Row, compared, dtype_of, facts, partly
 from regard.runtime.threads import num_threads
 
 MODELS = (
@@ -45,7 +45,7 @@ MODELS = (
     "T5, training of 512 to 128",
     "U-Net, latents of 64 × 64",
 )
-"""Names in `regard.bench.models`.
+"""Names in `benchmarks.models`.
 
 They need PyTorch, and all but the last transformers.
 """
@@ -88,7 +88,7 @@ class ModelStepRow:
         return on_threads(found, self.threads, s, self.fill)
 
     def fill(self, found: Result, s: Setting) -> None:
-        from regard.bench import models
+        from benchmarks import models
 
         model, dtype = models.MODELS[self.model], dtype_of(self.dtype)
         s.tick("float64")

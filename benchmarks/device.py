@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 import regard
+from benchmarks.measure import Call
 from regard import doctor
-from regard.bench.limits import Limit
-from regard.bench.measure import Call
+from regard.engines.cpu.limits import Limit
 from regard.torch.modes import busy
 
 SIDE = 8192  # of the square matrices multiplied for the peak

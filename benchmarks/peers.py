@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard.bench import naive
+from benchmarks import naive
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]

@@ -1,6 +1,6 @@
-"""Limits of this machine, measured by four kernels.
+"""Limits of this processor, measured by four kernels.
 
-They are multiply-adds in vector registers, in AMX tiles, and with vectors from cache, and reading memory.
+These are multiply-adds in vector registers, in AMX tiles and with vectors from cache, and reading memory.
 """
 
 import math
@@ -39,11 +39,11 @@ FAR = 2**14  # distance of prefetches in a single stream, in bytes
 class Limit:
     """A call and its work, in FLOPs or bytes.
 
-    means: the instructions used, if there are several kinds.
+    measured_in: the unit of its rate. means: the instructions used, if there are several kinds.
     """
 
     name: str
-    unit: str
+    measured_in: str
     work: float
     call: Callable[[], Any]
     means: str = ""
@@ -53,14 +53,14 @@ class Limit:
         return self.work / seconds / 1e9
 
 
-def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
+def peak(dtype: str, threads: int = 1, amx: bool = True) -> Limit:
     """Return the highest rate of multiply-adds for a dtype.
 
-    float16 is computed in float32, and so is bfloat16 where nothing is faster. by_matrices: use AMX tiles if the target
+    float16 is computed in float32, and so is bfloat16 where nothing is faster. amx: use AMX tiles if the target
     has them.
     """
     target = chosen()
-    if dtype == "bfloat16" and target.amx and by_matrices:
+    if dtype == "bfloat16" and target.amx and amx:
         work = GROWING * 2.0 * AMX_SIDE * AMX_SIDE * AMX_DEPTH * MATRIX_STEPS * threads
         return Limit(
             "peak of bfloat16 matrix products",

@@ -11,11 +11,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.bench import derivatives, row_types
-from regard.bench.cases import Case
-from regard.bench.derivatives import DerivativeCall, torch_names
-from regard.bench.measure import SUBJECT, Array
-from regard.bench.peers import tensor
+from benchmarks import derivatives, row_types
+from benchmarks.derivatives import DerivativeCall, torch_names
+from benchmarks.measure import SUBJECT, Array
+from benchmarks.peers import tensor
+from cases import Case
 
 OptionsOf = Callable[[np.random.Generator, Case], dict[str, Any]]
 

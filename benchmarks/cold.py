@@ -4,8 +4,8 @@ import os
 import tempfile
 from dataclasses import dataclass
 
-from regard.bench.measure import SUBJECT, Result, Setting, as_installed, fresh
-from regard.bench.peers import reason
+from benchmarks.measure import SUBJECT, Result, Setting, as_installed, fresh
+from benchmarks.peers import reason
 
 
 @dataclass(frozen=True)

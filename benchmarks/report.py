@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.bench.measure import SUBJECT, Report, Result
-from regard.bench.row_types import Row
+from benchmarks.measure import SUBJECT, Report, Result
+from benchmarks.row_types import Row
 
 ABSENT = "–"
 LIMIT = "limit"
@@ -232,7 +232,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
     Raises OSError if they cannot be written.
     """
-    from regard.bench.plots import plots, save
+    from benchmarks.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.json"]
@@ -252,7 +252,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
     Raises OSError if they cannot be written.
     """
-    from regard.bench.plots import plots, save
+    from benchmarks.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = {name: figure for name, (_, figure) in plots(report).items()}
@@ -271,11 +271,11 @@ def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
     lines = ["# Benchmarks", "", METHOD_ON_DEVICE if device else METHOD, ""]
     lines += [f"- {name}: {value}" for name, value in report.machine.items()]
     options = ", ".join(f"{name} {value}" for name, value in report.method.items())
-    lines += [f"- `regard bench{' --device cuda' if device else ''}`: {options}", ""]
+    lines += [f"- `python -m benchmarks{' --device cuda' if device else ''}`: {options}", ""]
     for name, caption in pictures:
         lines += [f"![{caption}]({name})", ""]
     if pictures:
-        lines += ["All plots: `regard bench --plot-from report.json`.", ""]
+        lines += ["All plots: `python -m benchmarks --plot-from report.json`.", ""]
     for table in tables(report):
         lines += [f"## {table.title}", "", _line(table.header), _line(["---"] * len(table.header))]
         lines += [_line(row) for row in table.rows]

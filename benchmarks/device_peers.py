@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import regard
-from regard.bench.peers import Unable
+from benchmarks.peers import Unable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = tuple[torch.Tensor, ...]

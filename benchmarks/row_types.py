@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 import regard
-from regard.bench import derivatives, limits, memory
-from regard.bench.cases import Case
-from regard.bench.measure import (
+from benchmarks import derivatives, memory
+from benchmarks.measure import (
     SUBJECT,
     Contender,
     Result,
@@ -20,8 +19,10 @@ from regard.bench.measure import (
     in_turns,
     pinned,
 )
-from regard.bench.peers import PEERS, Adapter, reason, tensors
+from benchmarks.peers import PEERS, Adapter, reason, tensors
+from cases import Case
 from regard.core.statistics import Profile, Top
+from regard.engines.cpu import limits
 from regard.ops.planning import plan
 from regard.runtime.threads import num_threads
 
@@ -120,7 +121,7 @@ class LimitRow:
             with pinned(s.cores[-threads:]):
                 limit.call()
                 found.samples = in_turns({SUBJECT: Contender(limit.call)}, s, threads)
-            found.unit, found.work = limit.unit, {SUBJECT: limit.work}
+            found.unit, found.work = limit.measured_in, {SUBJECT: limit.work}
             found.name += f" ({limit.means})" if limit.means else ""
         except (RuntimeError, ValueError, ImportError) as error:
             found.failures[SUBJECT] = reason(error)
@@ -137,7 +138,7 @@ class ShareRow:
     dtype: str = "float32"
     goal: float | None = None
     reads: bool = False  # the limit is reading key and value, not arithmetic
-    by_matrices: bool = True  # if the target has them
+    amx: bool = True  # if the target has them
     peers: tuple[str, ...] = tuple(PEERS)
     quick: bool = False
 
@@ -149,13 +150,13 @@ class ShareRow:
         return (q, k, v, bool(options.get("causal")), s.threads), exact(q, k, v, options), adapters, work
 
     def measure(self, s: Setting) -> Result:
-        peak = partial(limits.peak, self.dtype, by_matrices=self.by_matrices)
+        peak = partial(limits.peak, self.dtype, amx=self.amx)
         limit = (limits.bandwidth if self.reads else peak)(s.threads)
         found = Result(self.group, self.name, f"of the {limit.name}", True, self.goal, "limit")
         found.facts = facts(self.case) | {
             "dtype": self.dtype,
             "causal": self.case.name == "causal",
-            "rate": limit.unit,
+            "rate": limit.measured_in,
         }
         if self.dtype == "bfloat16" and "bfloat16 dot" not in limit.name:
             found.goal = None  # the goal is for processors with bf16 dot products
@@ -168,7 +169,7 @@ class ShareRow:
 class BackwardShareRow(ShareRow):
     """The same for backward, given forward's outputs."""
 
-    by_matrices: bool = False
+    amx: bool = False
     peers: tuple[str, ...] = tuple(derivatives.BACKWARD)
 
     def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:

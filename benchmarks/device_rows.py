@@ -9,12 +9,12 @@ from functools import partial
 
 import torch
 
-from regard.bench import device, device_peers
-from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes, Option
-from regard.bench.limits import Limit
-from regard.bench.measure import SUBJECT, Contender, Result, Setting
-from regard.bench.peers import reason
-from regard.bench.row_types import BACKWARD, Prepared, Row, compared, dtype_of
+from benchmarks import device, device_peers
+from benchmarks.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes, Option
+from benchmarks.measure import SUBJECT, Contender, Result, Setting
+from benchmarks.peers import reason
+from benchmarks.row_types import BACKWARD, Prepared, Row, compared, dtype_of
+from regard.engines.cpu.limits import Limit
 
 TOKENS, FEATURES = 2**14, 2**11
 FUSED = ("cuDNN", "Flash", "FlexAttention")
@@ -34,7 +34,7 @@ class DeviceLimitRow:
 
     def measure(self, s: Setting) -> Result:
         limit = self.limit(s.device)
-        found = Result(self.group, self.name, limit.unit, True)
+        found = Result(self.group, self.name, limit.measured_in, True)
         return compared(found, {SUBJECT: Contender(limit.call, limit.work)}, {}, (), {}, dtype_of("float32"), 1.0, s)
 
 

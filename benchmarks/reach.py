@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard.bench.measure import EAGER, SUBJECT, Result, Setting
-from regard.bench.model_rows import on_threads
-from regard.bench.row_types import Named, Prepared, Row, compared
+from benchmarks.measure import EAGER, SUBJECT, Result, Setting
+from benchmarks.model_rows import on_threads
+from benchmarks.row_types import Named, Prepared, Row, compared
 
 Adapters = Mapping[str, Callable[[], Prepared]]
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import regard
-from regard.bench import naive
-from regard.bench.cases import Case
-from regard.bench.peers import Unable, tensor
+from benchmarks import naive
+from benchmarks.peers import Unable, tensor
+from cases import Case
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]
@@ -258,7 +258,7 @@ BACKWARD: dict[str, Adapter] = {
     "NumPy": numpy_backward,
     "tiled": tiled_backward,
 }
-"""Peers with a backward, by the names of `regard.bench.peers.PEERS`.
+"""Peers with a backward, by the names of `benchmarks.peers.PEERS`.
 
 Heads (h, n, d), as many for key as for query.
 """

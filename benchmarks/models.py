@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import regard.torch
-from regard.bench.measure import EAGER, SDPA, SUBJECT, Array
-from regard.bench.unet import FUNCTIONS, UNet
+from benchmarks.measure import EAGER, SDPA, SUBJECT, Array
+from benchmarks.unet import FUNCTIONS, UNet
 
 IMPLEMENTATIONS = {EAGER: "eager", SDPA: "sdpa", SUBJECT: "regard"}
 """Their `attn_implementation` in transformers."""

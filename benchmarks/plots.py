@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from regard.bench.measure import SUBJECT, Report, Result
+from benchmarks.measure import SUBJECT, Report, Result
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers, for print without colour.
 STYLES = {

@@ -11,9 +11,9 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 import regard
+from benchmarks.measure import Report, Result, Setting, pinned
+from benchmarks.row_types import Row
 from regard import doctor
-from regard.bench.measure import Report, Result, Setting, pinned
-from regard.bench.row_types import Row
 from regard.runtime.threads import num_threads
 
 PACKAGES = ("numpy", "llvmlite", "torch", "transformers", "jax", "onnxruntime", "openvino")
@@ -34,7 +34,7 @@ def on_device(s: Setting, name: str) -> Setting:
 
     Raises ValueError, in one line, if it does not exist.
     """
-    from regard.bench import device
+    from benchmarks import device
 
     found = device.device(name)
     return replace(s, device=found, threads=len(s.cores), left_out={}, time=partial(device.seconds, found))
@@ -76,7 +76,7 @@ def current(s: Setting) -> AbstractContextManager[None]:
     """Make the device of the settings current, if they have one."""
     if s.device is None:
         return nullcontext()
-    from regard.bench import device
+    from benchmarks import device
 
     return device.used(s.device)
 
@@ -91,7 +91,7 @@ def machine(s: Setting) -> dict[str, str]:
     Nothing names the machine.
     """
     if s.device is not None:
-        from regard.bench import device
+        from benchmarks import device
 
         return device.machine(s.device)
     found: dict[str, Any] = {
