@@ -1,4 +1,4 @@
-"""`import regard` imports NumPy and nothing else of others, and a call imports no framework."""
+"""`import regard` imports NumPy and nothing else of others, and a call imports no framework, and no compiler of one."""
 
 import json
 import os
@@ -15,22 +15,32 @@ PACKAGE = Path(regard.__file__).parent
 CALL = "x = numpy.ones((2, 8, 4), numpy.float32); regard.attention(x, x, x, causal=True, observe=['entropy'])"
 CHECK = """
 import json, sys
-import numpy
+import {}
 before = set(sys.modules)
 import regard
 {}
-print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
+COMPILERS = {
+    "sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.fx.experimental.symbolic_shapes",
+    "torch.nn.attention.bias",
+}  # fmt: skip
+"""Modules that cost as much as the rest of PyTorch, and the two that load them."""
+
+
+def loaded(root: Path, first: str, then: str) -> set[str]:
+    """The modules that `import regard` (from `root`) and `then` load after `import first`."""
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("TRITON_INTERPRET", None)  # as it is outside of tests
+    command = [sys.executable, "-c", CHECK.format(first, then)]
+    return {*json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)}
 
 
 def foreign(root: Path, then: str = "") -> set[str]:
     """The packages that `import regard` (from `root`) and `then` load, beyond NumPy and the standard library."""
-    paths = [str(root), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
-    env.pop("TRITON_INTERPRET", None)  # as it is outside of tests
-    command = [sys.executable, "-c", CHECK.format(then)]
-    found = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-    return set(json.loads(found)) - sys.stdlib_module_names - {"regard", "numpy"}
+    packages = {name.partition(".")[0] for name in loaded(root, "numpy", then)}
+    return packages - sys.stdlib_module_names - {"regard", "numpy"}
 
 
 def test_importing_loads_nothing_of_others() -> None:
@@ -40,6 +50,19 @@ def test_importing_loads_nothing_of_others() -> None:
 def test_a_call_loads_no_framework() -> None:
     assert foreign(PACKAGE.parent, CALL) <= {"threadpoolctl", "llvmlite"}
     assert foreign(PACKAGE.parent, "from regard import *") == set()
+
+
+def test_tensors_load_no_compiler() -> None:
+    calls = """
+import torch, regard.torch
+x = torch.ones(2, 8, 4, requires_grad=True)
+regard.attention(x, x, x, engine="tiled").sum().backward()
+with regard.torch.sdpa():
+    torch.nn.functional.scaled_dot_product_attention(x, x, x)
+"""
+    modules = loaded(PACKAGE.parent, "torch", calls)
+    assert "regard.torch.adapter" in modules
+    assert not modules & COMPILERS
 
 
 def test_a_plain_call_loads_one_engine() -> None:

@@ -53,6 +53,12 @@ def _jax() -> Any:
     return adapter
 
 
+def _torch_dtensors() -> Any:
+    import regard.torch.dtensors as dtensors
+
+    return dtensors
+
+
 def _torch_capture() -> Any:
     import regard.torch.capture.recorder as recorder
 
@@ -86,6 +92,7 @@ def _torch_pretrained() -> Any:
 _loaders |= {
     "torch": _torch,
     "jax": _jax,
+    "torch.dtensors": _torch_dtensors,
     "torch.capture": _torch_capture,
     "torch.forward": _torch_forward,
     "torch.running": _torch_running,

@@ -6,6 +6,7 @@ Nothing here imports a framework. The package registers a function for each, wit
 | Key | Module |
 |---|---|
 | `torch`, `jax` | the adapter: functions on the arrays of a framework |
+| `torch.dtensors` | `distributed`, attention of DTensors |
 | `torch.capture` | `capture` of a PyTorch model |
 | `torch.forward` | `attend`, which runs a model for its attention alone |
 | `torch.running` | `TextModel`, which runs a model on typed texts |

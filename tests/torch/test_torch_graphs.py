@@ -15,6 +15,7 @@ from torch.func import grad, hessian, jvp, vmap
 import regard
 from regard.torch.calls import DEFAULTS
 from regard.torch.graph import texts
+from regard.torch.modes import outside_of_graphs
 
 Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
 SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
@@ -77,6 +78,38 @@ def test_a_compiled_call_is_the_call(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")
     assert_same(FUNCTIONS[name], compiled, Q.clone().requires_grad_())
+
+
+def test_dynamo_may_be_imported_after_a_call() -> None:
+    code = """
+import sys, torch, regard
+x = torch.ones(2, 4, 3)
+regard.merge((x, x[..., 0]), (2 * x, x[..., 1]))
+assert "torch._dynamo" not in sys.modules
+compiled = torch.compile(regard.merge, fullgraph=True, backend="eager")
+compiled((x, x[..., 0]), (2 * x, x[..., 1]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_function_outside_of_graphs_is_not_compiled_and_says_why() -> None:
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @outside_of_graphs("some reason")
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return called(x).cos()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return outside(2 * x) + 1
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    assert torch.equal(torch.compile(step, backend=counter)(Q), step(Q))
+    assert (counter.frame_count, counter.op_count) == (2, 2)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="some reason"):
+        torch.compile(step, fullgraph=True, backend="eager")(Q)
 
 
 LENGTHS = torch.tensor([3, 7])

@@ -41,19 +41,23 @@ def plain(kind: C) -> C:
     return kind
 
 
+def imported(module: str, name: str) -> Any:
+    """Return a class of a module, or None if nobody has imported the module: then nobody has a value of the class."""
+    return getattr(sys.modules.get(module), name, None)
+
+
 def adapter(*values: object) -> Any:
     """Return the adapter of a framework with an array among the values, or None.
 
-    A framework that the caller has not imported has no arrays, so none is imported to find out. Values of plain types
-    are skipped: in cold caches, asking takes longer than anything else before a kernel.
+    Values of plain types are skipped: in cold caches, asking takes longer than anything else before a kernel.
     """
     others = [value for value in values if type(value) not in _plain]
     if not others:
         return None
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    tensor = imported("torch", "Tensor")
     if tensor is not None and any(_holds(value, tensor) for value in others):
         return loaders["torch"]()
-    array = getattr(sys.modules.get("jax"), "Array", None)
+    array = imported("jax", "Array")
     if array is not None and any(_holds(value, array) for value in others):
         return loaders["jax"]()
     return None

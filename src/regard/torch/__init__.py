@@ -29,8 +29,6 @@
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
 
-import torch
-
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch import flash_attn as flash_attn
@@ -74,9 +72,6 @@ __all__ = [
     "triangle_attention",
     "varlen_attention",
 ]
-
-if torch.distributed.is_available():
-    from regard.torch import dtensors as dtensors
 
 register()
 listed(*(globals()[name] for name in __all__))

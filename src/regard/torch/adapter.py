@@ -9,10 +9,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from regard.arguments.frameworks import imported
 from regard.core import checks
 from regard.core.options import ARRAYS, RULES
 from regard.core.statistics import Statistic, of_engine
 from regard.core.tensors import tensor
+from regard.loaders import loaders
 from regard.ops import attention as calls_on_arrays
 from regard.ops import planning, stepping
 from regard.ops.normalization import problem_from
@@ -28,7 +30,7 @@ from regard.torch.graph import traced
 from regard.torch.graph.operators import HOST, execute, new_seed
 from regard.torch.graph.texts import rule_in_graph
 from regard.torch.graph.traced import construct
-from regard.torch.modes import fake, in_backward, jit_state, symbolic, tracing, transformed
+from regard.torch.modes import fake, in_backward, jit_state, outside_of_graphs, symbolic, tracing, transformed
 from regard.torch.rules import bind, constant, flags, module_table, table
 from regard.warning import warn_once
 
@@ -148,11 +150,14 @@ def attention(
         query = query_times(options.pop("metric"), query, options.get("layout"))
     if torch.compiler.is_compiling():
         if spreading.active:
-            return outside_of_graphs(query, key, value, return_weights, observe, engine, options)
+            return attention_outside(
+                query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+            )
         return traced.attention(query, key, value, return_weights, observe, engine, options)
-    spread = None if type(query) in PLAIN else spreading.served.get(type(query))
-    if spread is not None:
-        return spread(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
+    if type(query) not in PLAIN and type(query) is imported("torch.distributed.tensor", "DTensor"):
+        return loaders["torch.dtensors"]().distributed(
+            query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+        )
     watch = _watching.get()
     if watch is not None:
         with watched(None):
@@ -179,12 +184,9 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-@torch.compiler.disable(reason="context_parallel sends keys between the processes, which no graph holds")
-def outside_of_graphs(
-    query: Any, key: Any, value: Any, return_weights: bool, observe: Any, engine: str | None, options: Any
-) -> Any:  # fmt: skip
-    """Compute `attention` where a graph that is being compiled breaks."""
-    return attention(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
+attention_outside = outside_of_graphs("context_parallel sends keys between the processes, which no graph holds")(
+    attention
+)
 
 
 def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:

@@ -88,7 +88,7 @@ class AttentionOperation(SingleLevelFunction):
             return super().apply(*args)
 
     @classmethod
-    @outside_of_graphs
+    @outside_of_graphs("compiled autograd cannot trace an engine")
     def untraced(cls, *args: Any) -> Any:
         """Apply the function between two graphs."""
         return super().apply(*args)

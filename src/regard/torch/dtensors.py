@@ -18,7 +18,6 @@ from regard.rules import Score
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.rules.scores import as_score
-from regard.torch import spreading
 from regard.torch.adapter import attention
 from regard.torch.parallel import ContextParallel
 from regard.torch.rules import TensorTable
@@ -192,6 +191,3 @@ def placed(x: torch.Tensor, where: Placement, placements: Any, shape: tuple[int,
     return DTensor.from_local(
         x.contiguous(), where.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
-
-
-spreading.served[DTensor] = distributed

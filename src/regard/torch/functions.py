@@ -14,7 +14,7 @@ from regard.core.tensors import NUMPY
 from regard.ops import linear, merging, metric, multihead, retrieval
 from regard.torch import spreading
 from regard.torch.arrays import autocast, autocasting, checked, hollow
-from regard.torch.modes import example, sizes
+from regard.torch.modes import allowed_in_graphs, example, sizes
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
 
@@ -27,7 +27,7 @@ SPACE = Namespace(
 )
 
 
-@torch.compiler.allow_in_graph
+@allowed_in_graphs
 def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `regard.merge` on tensors.
 
@@ -37,20 +37,20 @@ def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     return merging.combined(seen, parts, sink)
 
 
-@torch.compiler.allow_in_graph
+@allowed_in_graphs
 def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:
     """Compute `regard.multihead_attention` on tensors."""
     return multihead.projected(SPACE, query, key, value, num_heads, **options)
 
 
-@torch.compiler.allow_in_graph
+@allowed_in_graphs
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
     spreading.refuse("regard.linear_attention", "give it whole tensors outside")
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
-@torch.compiler.allow_in_graph
+@allowed_in_graphs
 def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
     """Compute `regard.hopfield` on tensors."""
     spreading.refuse("regard.hopfield", "give it whole patterns outside")

@@ -7,7 +7,8 @@ wrong without it. They are looked up on import: a version of PyTorch that lacks 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch._functorch import config
@@ -42,9 +43,11 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _mode_before_autograd = torch._ops._get_dispatch_mode_pre_dispatch
 _modes_before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
-# torch.compiler.disable, but torch._dynamo, which takes a second to import, is imported in the first call. Without it
-# compiled autograd, which traces the code of backward, fails inside of an engine.
-outside_of_graphs: Any = torch._disable_dynamo
+# Has Dynamo compile neither the frames of a code object nor those that they call. Without it a call between two graphs
+# would be compiled frame by frame: torch.compiler.disable does the same, but imports Dynamo, SymPy and Inductor.
+_set_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
+_SKIP = torch._C._dynamo.eval_frame._FrameAction.SKIP
+_UNCOMPILED = torch._C._dynamo.eval_frame._FrameExecStrategy(_SKIP, _SKIP)
 
 # True while a transform of torch.func is active. Without it calls would read the memory of a wrapper.
 transforms_active = torch._C._are_functorch_transforms_active
@@ -153,6 +156,57 @@ def constant(function: F) -> F:
     """Mark a function that Dynamo calls with constants while it traces, and that returns one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def allowed_in_graphs(function: F) -> F:
+    """Decorate a function as `torch.compiler.allow_in_graph` does, without an import of Dynamo.
+
+    Dynamo allows the function when it traces a call, whenever it was imported.
+    """
+
+    @constant
+    def allow() -> None:
+        torch.compiler.allow_in_graph(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            allow()
+        return function(*args, **kwargs)
+
+    return cast(F, call)
+
+
+def outside_of_graphs(reason: str) -> Callable[[F], F]:
+    """Return a decorator as `torch.compiler.disable` does, without an import of Dynamo.
+
+    A graph breaks at a call of the function, for a reason that Dynamo reports. Nothing in that call is compiled.
+    """
+
+    def decorate(function: F) -> F:
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        _set_strategy(outside.__code__, _UNCOMPILED)  # not the function's code, which other functions may share
+        outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+        outside._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return cast(F, wraps(function)(outside))
+
+    return decorate
+
+
+def guard_scalar(x: Any) -> Any:
+    """Return a number of a graph as a constant; another number traces the graph again."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar  # with SymPy, which Dynamo has imported
+
+    return guard_scalar(x)
+
+
+def has_static_value(x: Any) -> Any:
+    """Return True if a number of a graph is a constant."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(x)
 
 
 def has_symbols() -> bool:

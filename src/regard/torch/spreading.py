@@ -1,11 +1,11 @@
 """The `ContextParallel` that is entered: those ask it who would else compute with the rows of one process alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import torch
+from regard.torch.modes import outside_of_graphs
 
 _entered: ContextVar[Any] = ContextVar("entered", default=None)
 _holders = 0
@@ -17,9 +17,6 @@ AGAIN = (
     "attention is computed again in a backward outside of context_parallel, with the positions of one process alone: "
     "call backward inside"
 )
-
-served: dict[type, Callable[..., Any]] = {}
-"""`regard.attention` of classes of tensors that are spread over processes themselves."""
 
 
 @contextmanager
@@ -51,7 +48,7 @@ def whole(n: int) -> int:
     return n if parallel is None else parallel.deal.n
 
 
-@torch.compiler.disable(reason="the positions of a rank are no constants of a graph")
+@outside_of_graphs("the positions of a rank are no constants of a graph")
 def positions(first: int, n: int) -> Any:
     """Return the positions of `n` rows of this process, as integers of NumPy; None for first, first + 1, ..."""
     parallel = spread()

@@ -27,6 +27,7 @@ from regard.torch.dropins.flash_options import (
     unpacked,
 )
 from regard.torch.graph.operators import new_seed
+from regard.torch.modes import outside_of_graphs
 from regard.torch.varlen import packed_rules, varlen_attention
 
 ROUND = 128  # to a multiple of which flash-attn rounds the sizes of S_dmask
@@ -91,7 +92,7 @@ def flash_attn_func(
     return out, shown(seen.lse), dropped
 
 
-_outside = torch.compiler.disable(flash_attn_func, reason="NumPy makes the mask of dropout that S_dmask shows")
+_outside = outside_of_graphs("NumPy makes the mask of dropout that S_dmask shows")(flash_attn_func)
 
 
 def flash_attn_qkvpacked_func(
@@ -131,7 +132,7 @@ def flash_attn_kvpacked_func(
     )
 
 
-@torch.compiler.disable(reason=HOST)
+@outside_of_graphs(HOST)
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,

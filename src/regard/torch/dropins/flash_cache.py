@@ -25,11 +25,12 @@ from regard.torch.dropins.flash_options import (
     options_of,
     window_of,
 )
+from regard.torch.modes import outside_of_graphs
 from regard.torch.nn.positions import rotate
 from regard.torch.varlen import ends_of
 
 
-@torch.compiler.disable(reason=HOST)
+@outside_of_graphs(HOST)
 @torch.no_grad()
 def flash_attn_with_kvcache(
     q: torch.Tensor,

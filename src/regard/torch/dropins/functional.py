@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from regard.arguments.frameworks import imported
 from regard.ops.attention import attention
 from regard.ops.callcache import entries, signature
 from regard.rules import type_name
@@ -22,7 +22,7 @@ from regard.torch.dropins.packages import Shared, with_attributes
 from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
 
 Tensor = torch.Tensor
-KNOWN = {torch.Tensor, torch.nn.Parameter, CausalBias, nested.Jagged, type(None)}
+KNOWN = {torch.Tensor, torch.nn.Parameter, nested.Jagged, type(None)}
 DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
 
@@ -81,7 +81,7 @@ def scaled_dot_product_attention(
     """
     if has_torch_function_variadic(query, key, value, attn_mask):
         given = query, key, value, attn_mask
-        others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
+        others = modes.functions_overridden() and not all(type(x) in KNOWN or _is_causal_bias(x) for x in given)
         if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
     return attended(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -106,7 +106,8 @@ def attended(
         is_causal = _boolean("is_causal", is_causal)  # type: ignore[unreachable]
     if type(enable_gqa) is not bool:
         enable_gqa = _boolean("enable_gqa", enable_gqa)  # type: ignore[unreachable]
-    if attn_mask is not None and type(attn_mask) is not CausalBias:
+    causal_bias = _is_causal_bias(attn_mask)
+    if attn_mask is not None and not causal_bias:
         attn_mask = _tensor("attn_mask", attn_mask)
     if query.is_nested or key.is_nested or value.is_nested:
         return nested.attention(
@@ -123,7 +124,7 @@ def attended(
     if not 0.0 <= dropout_p <= 1.0:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
     options: dict[str, Any] = {}
-    if type(attn_mask) is CausalBias:
+    if causal_bias:
         if is_causal:
             raise ValueError("CausalBias should not be used with causal=True")
         options.update(causal=True, offset=_offset(attn_mask, query, key))
@@ -252,13 +253,17 @@ def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
+def _is_causal_bias(x: Any) -> bool:
+    return type(x) not in KNOWN and type(x) is imported("torch.nn.attention.bias", "CausalBias")
+
+
+def _offset(bias: Any, query: torch.Tensor, key: torch.Tensor) -> int:
     """Return the position of the first query under a `CausalBias`.
 
     PyTorch aligns at the top left, except for a rectangular bias of the lower right.
     """
     n_q, n_k = bias.seq_len_q, bias.seq_len_kv
-    if n_q == n_k or bias.variant == CausalVariant.UPPER_LEFT:
+    if n_q == n_k or bias.variant.name == "UPPER_LEFT":
         return 0
     if (query.shape[-2], key.shape[-2]) != (n_q, n_k):
         raise RuntimeError(

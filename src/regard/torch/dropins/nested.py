@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from regard.torch.arrays import autocast
-from regard.torch.modes import Jagged
+from regard.torch.modes import Jagged, outside_of_graphs
 from regard.torch.varlen import jagged_attention
 
 __all__ = ["Jagged", "attention", "multihead"]
 
 
-@torch.compiler.disable(reason="the lengths of nested tensors are values that a graph does not have")
+@outside_of_graphs("the lengths of nested tensors are values that a graph does not have")
 def attention(
     one: Callable[..., torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any,
     dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,

@@ -405,7 +405,7 @@ def _traced(function: Callable[..., Any]) -> Mask:
     return as_mask(traced)
 
 
-outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)
+outside_mask = modes.outside_of_graphs(OUTSIDE)(mask)
 
 
 @modes.constant
@@ -549,4 +549,4 @@ UNREAD = {
 }  # fmt: skip
 """Tensors that models pass on, but that eager attention does not read."""
 
-outside_attention = torch.compiler.disable(attention, reason=OUTSIDE)
+outside_attention = modes.outside_of_graphs(OUTSIDE)(attention)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value
 from torch.overrides import TorchFunctionMode
 
 from regard.rules import Table, Traced, as_mask, as_score, rebuild
@@ -25,7 +24,7 @@ from regard.rules.expression import MASK_LEAVES, SCORE_LEAVES
 from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
 from regard.torch.graph.texts import text_of
-from regard.torch.modes import constant, has_symbols, outside_of_graphs
+from regard.torch.modes import constant, guard_scalar, has_static_value, has_symbols, outside_of_graphs
 from regard.torch.rules import reading
 from regard.warning import warn_once
 
@@ -299,7 +298,7 @@ def reads_tensors(argument: str, function: Any, numbers: tuple[Any, ...]) -> boo
     return bool(rule.foreign or constants)
 
 
-@outside_of_graphs
+@outside_of_graphs("Dynamo cannot run the function of a mask or a score")
 def run_outside(argument: str, function: Any) -> Any:
     """Return the rule of a function that Dynamo cannot run."""
     warn_once(OUTSIDE.format(argument, name_of(function)))

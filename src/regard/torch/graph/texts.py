@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from regard.core.options import RULES
 from regard.core.statistics import statistic
@@ -24,7 +23,7 @@ from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, ty
 from regard.rules.expression import order, rebuild
 from regard.rules.masks import Requirement, foreign
 from regard.torch.calls import DEFAULTS, TensorCall
-from regard.torch.modes import tracing
+from regard.torch.modes import guard_scalar, tracing
 from regard.torch.rules import TensorMask, TensorTable
 
 MOST_INLINE = 2**16

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
 from regard.core.options import RULES
@@ -23,7 +22,7 @@ from regard.torch.calls import keeps_low, seen_of
 from regard.torch.graph.operators import forward, seed_in_graph
 from regard.torch.graph.recorded import looked_up, numbers_alone, record, recordable, recorded, rule_of, run_outside
 from regard.torch.graph.texts import call_text, named, text_of
-from regard.torch.modes import constant, transformed
+from regard.torch.modes import constant, guard_scalar, transformed
 from regard.torch.rules import TensorMask, TensorTable
 
 
