@@ -135,6 +135,11 @@ def swin() -> tuple[Any, Any]:
     return transformers.SwinModel(config).eval(), transformers.ViTImageProcessor(size=SIZE)
 
 
+def yolos() -> tuple[Any, Any]:
+    config = transformers.YolosConfig(**VISION | {"image_size": [32, 32]}, num_detection_tokens=10)
+    return transformers.YolosModel(config).eval(), transformers.ViTImageProcessor(size=SIZE)
+
+
 def blip() -> tuple[Any, Any]:
     config = transformers.BlipVisionConfig(**VISION)
     return transformers.BlipVisionModel(config).eval(), transformers.BlipImageProcessor(size=SIZE)
@@ -144,6 +149,7 @@ def blip() -> tuple[Any, Any]:
     ("made", "message"),
     [
         (swin, "SwinModel has none: none of its attention calls reads the 8 × 8 patches of its picture"),
+        (yolos, "YolosModel has none: its configuration does not say where its patches are. Capture it with"),
         (blip, "the attention of BlipVisionModel cannot be looked at: BlipVisionModel computes it itself"),
     ],
 )

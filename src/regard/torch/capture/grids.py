@@ -40,6 +40,9 @@ SAY = ("patch_size", "max_source_positions", "conv_stride")
 BEFORE_OTHERS = ("llama4_vision_model", "yolos")
 """Models, by `model_type`, whose patches are followed by other tokens, so that no length says where they begin."""
 
+GIVE = "Capture it with regard.capture(model, grid=(rows, columns)), whose product is the number of its patches"
+"""What is said of models whose configuration is not enough."""
+
 MOST_PREFIX = 16
 """Class and register tokens before the patches, at most: where a sequence has more, its patches are not known."""
 
@@ -216,11 +219,12 @@ class GridRecorder:
     def why_not(self) -> str:
         """Return why no layer has a grid, in words."""
         source = next(reversed(self.sources.values()), None)
-        sizes = [] if source is None else [f"{rows} × {columns}" for rows, columns in source.sizes[:4]]
+        if source is None:
+            return f"its configuration does not say where its patches are. {GIVE}"
+        sizes = ", ".join(f"{rows} × {columns}" for rows, columns in source.sizes[:4])
         return (
-            f"none of its attention calls reads the {', '.join(sizes)} patches of its picture in one sequence, as "
-            "where windows are shifted or only some patches are read. If its patches are others, capture it with "
-            "regard.capture(model, grid=(rows, columns))"
+            f"none of its attention calls reads the {sizes} patches of its picture in one sequence, as where windows "
+            f"are shifted or only some patches are read. {GIVE}"
         )
 
     def words(self, ids: Array) -> Array:
@@ -389,8 +393,7 @@ def require_patches(model: nn.Module, name: str) -> None:
     configs = (getattr(module, "config", None) for module in model.modules())
     if not any(hasattr(config, say) for config in configs for say in SAY):
         raise ValueError(
-            f"a picture goes with a grid of patches, and no configuration of {name} has patch_size. Capture it with "
-            "regard.capture(model, grid=(rows, columns)), whose product is the number of its patches"
+            f"a picture goes with a grid of patches, and no configuration of {name} has patch_size. {GIVE}"
         )
 
 
