@@ -64,7 +64,7 @@ def centre(page: object, patch: int) -> tuple[float, float]:
 
 
 def test_a_saved_page_shows_where_a_patch_looks(tab: Tab, tmp_path: Path) -> None:
-    """It computes heat and rollout from queries and keys, as the server does."""
+    """Heat and rollout follow from queries and keys in the file, as the server computes them."""
     file = tmp_path / "digit.html"
     alone = Answers([tab.viewer.answers.scenes["capture"]], patience=None)
     file.write_text(alone.page("capture"), "utf-8")

@@ -193,7 +193,7 @@ def test_a_saved_page_holds_the_picture(answers: Answers, tmp_path: Any) -> None
 
 
 def test_the_stored_capture_of_a_digit() -> None:
-    """Its class token looks at the digit, and the viewer has all that it shows of it."""
+    """The class token looks at the digit, and the viewer has all that it shows of a picture."""
     assert DIGIT.stat().st_size <= 100_000
     seen = Capture.load(DIGIT)
     assert {x.dtype for layer in seen for x in (layer.query, layer.key)} == {np.dtype(np.float16)}
