@@ -20,7 +20,8 @@ extensions = [
     "extensions.notebooks", "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms",
     "extensions.video",
 ]  # fmt: skip
-exclude_patterns = ["_build", "_templates", "extensions", "jupyter_execute"]  # the last is what MyST-NB writes
+# The last is what MyST-NB writes.
+exclude_patterns = ["_build", "_templates", "extensions", "pictures", "jupyter_execute"]
 templates_path = ["_templates"]
 
 # Pages: only those with a header of MyST-NB have blocks that run.

@@ -34,3 +34,18 @@ def eager(model: Any, **inputs: Any) -> list[Any]:
         return list(out.attentions)
     pairs = zip(out.decoder_attentions, out.cross_attentions, strict=True)
     return [*out.encoder_attentions, *(x for pair in pairs for x in pair)]
+
+
+def detr() -> Any:
+    """A small DETR, whose configuration says nothing of patches: its backbone makes one of 8 × 8 pixels."""
+    import transformers as t
+
+    backbone = t.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder")
+             for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))}  # fmt: skip
+    return t.DetrModel(t.DetrConfig(
+        d_model=32, **sides, num_queries=16, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
+        backbone_config=backbone,
+    ))  # fmt: skip

@@ -19,6 +19,8 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
 )  # fmt: skip
 OWN = ("data:", "blob:", "about:", "file:")
+DIGIT = Path(__file__).parents[1] / "docs" / "pictures" / "digit.safetensors"
+"""The capture of a digit on a photograph: 4 layers of 4 heads, a class token and 6 × 6 patches."""
 
 # What is there when a view of a text is, and the view that only pictures have.
 READY = {
@@ -34,7 +36,7 @@ READY = {
     "ablation": ".ablation .effect",
     "arcs": ".arcs svg .arc",
 }
-READY_PICTURE = {"picture&scene=picture": ".on-picture .heats .thumb canvas"}
+READY_PICTURE = {"picture&scene=capture": ".on-picture .heats .thumb canvas"}
 
 
 def structured(n: int, heads: int, seed: int = 0, d: int = 16) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:

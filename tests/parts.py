@@ -42,7 +42,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),
     Row("test_pictured", "slow", "transformers"),
     Row(
-        "test_picture_grids.py::test_(a_patch|weights|a_head|sounds|patches|pixels_that|models|pictures|tiles|several|frames|words|chosen_queries_(h|are|of_p))",
+        "test_picture_grids.py::test_(a_patch|a_given_grid_is|weights|a_head|sounds|patches|pixels_that|models|pictures|tiles|several|frames|words|chosen_queries_(h|are|of_p))",
         "slow",
         "transformers",
     ),

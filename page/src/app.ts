@@ -1,14 +1,4 @@
-import {
-  Data,
-  placeIn,
-  readsPictures,
-  readsTexts,
-  type Finding,
-  type More,
-  type Scene,
-  type Settings,
-  type Words,
-} from "./data";
+import { Data, placeIn, type Finding, type More, type Scene, type Settings, type Words } from "./data";
 import { h, redraw, reveal } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { shortened } from "./numbers/format";
@@ -123,8 +113,6 @@ export class App {
   /** How many views there were: what goes wrong in one that is gone is nobody's business. */
   private views = 0;
   private editor: Editor | null = null;
-  /** Runs that views asked for. */
-  private turns = 0;
   /** The scene whose place another text takes: what is still asked of it is nobody's business. */
   private leaving = "";
   private theme: Theme = "auto";
@@ -226,11 +214,10 @@ export class App {
     return !here || (Object.keys(here) as (keyof typeof here)[]).some((key) => here[key] !== state[key]);
   }
 
-  /** Follows a link to a scene that is not here: runs its text or its picture again, or says what is shown instead. */
+  /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
   private async recall(state: State): Promise<void> {
     const settings = settingsIn(state);
-    const drawn = settings?.picture !== undefined;
-    const model = this.scenes.find(drawn ? readsPictures : readsTexts);
+    const model = this.scenes.find(({ editable }) => editable);
     let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
     let reason = "";
     if (settings && model) {
@@ -246,8 +233,9 @@ export class App {
     }
     this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
     const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
-    const what = drawn ? "a picture that no model here reads" : `a text that is not here, ${lost}`;
-    this.notice.show(`This link is to ${what}${reason}. Instead, this is “${this.scene.name}”.`);
+    this.notice.show(
+      `This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`,
+    );
   }
 
   /** The state with what is not there replaced by what is. */
@@ -340,7 +328,7 @@ export class App {
     const here = this.sceneOf(this.store.state.scene);
     if (this.toured(here).held) return this.store.set({ tour: 0 }, "refine");
     if (!this.tour?.element.isConnected || !this.home) this.home = this.toured(here).id;
-    const editable = readsTexts(this.sceneOf(this.home) ?? this.scenes[0]);
+    const { editable } = this.sceneOf(this.home) ?? this.scenes[0];
     const steps = (await this.data.tour(this.home)).filter(
       ({ settings, state }) => editable || (!settings && !state.type),
     );
@@ -365,7 +353,7 @@ export class App {
 
   /** The scene of the tour: the one that is shown, unless it was typed, or is a sentence and the example is here. */
   private toured(here: Scene | undefined): Scene {
-    const example = this.scenes.find((scene) => readsTexts(scene) && scene.given);
+    const example = this.scenes.find(({ editable, given }) => editable && given);
     if (here?.kind === "words") return example ?? here;
     return (here && !/^example-\d+$/.test(here.id) ? here : example) ?? this.scenes[0];
   }
@@ -393,10 +381,6 @@ export class App {
       words: this.words,
       fail: (error) => mine === this.views && this.leaving !== scene.id && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
-      run: (settings, stage) => {
-        const turn = ++this.turns;
-        return this.run({ settings, stage, refines: true, isLatest: () => turn === this.turns });
-      },
     };
     this.context = context;
     const before = this.view;
@@ -407,7 +391,7 @@ export class App {
     else this.handover.replace(before, this.view, this.line);
     this.mounted = state.view;
     this.drawLine();
-    if (state.type && readsTexts(this.scene)) {
+    if (state.type && this.scene.editable) {
       // A file runs the model at once; a server is not to be asked for every letter.
       const pause = this.data.source.kind === "file" ? 50 : undefined;
       this.editor ??= new Editor(this.scene, (run) => this.run(run), pause);
@@ -439,8 +423,8 @@ export class App {
 
   /** The scene whose text can be changed: the one that is shown, or of a sentence the example beside it. */
   private typedIn(): Scene | undefined {
-    if (readsTexts(this.scene)) return this.scene;
-    return this.scene.kind === "words" ? this.scenes.find(readsTexts) : undefined;
+    if (this.scene.editable) return this.scene;
+    return this.scene.kind === "words" ? this.scenes.find(({ editable }) => editable) : undefined;
   }
 
   /** Opens the help at its beginning: a dialog gives the focus to its first button, which is its last line. */

@@ -52,11 +52,9 @@ export interface Grid {
   name?: string;
 }
 
-/** Settings of a run; a model of one's own has a text alone, and one that reads pictures a picture. */
+/** Settings of a run; a model of one's own has a text alone. */
 export interface Settings {
   text: string;
-  /** The number of a stored picture, or its pixels as base64 of bytes. */
-  picture?: string;
   temperature?: number;
   scaled?: boolean;
   causal?: boolean;
@@ -97,13 +95,7 @@ export interface Scene {
   grids?: Grid[];
   /** Where a file holds rows of words instead of heads: their queries, and patches on a side of what has a weight. */
   held?: { tokens: number[]; pool: number };
-  /** What the model makes of a picture, the likeliest first. */
-  odds?: { token: string; probability: number }[];
 }
-
-/** Whether a scene's model runs here on texts that are typed, or on pictures that are drawn. */
-export const readsTexts = ({ editable, settings }: Scene): boolean => editable && settings?.picture === undefined;
-export const readsPictures = ({ editable, settings }: Scene): boolean => editable && settings?.picture !== undefined;
 
 export interface Scenes {
   title: string;

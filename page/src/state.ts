@@ -49,8 +49,6 @@ export interface Linked {
   temperature: number;
   scaled: boolean;
   causal: boolean;
-  /** The picture of such a scene: the number of a stored one, or pixels as base64 of bytes, 3 kB; empty: it has none. */
-  picture: string;
 }
 
 export interface State extends Linked {
@@ -87,7 +85,6 @@ export const START: Linked = {
   temperature: 1,
   scaled: true,
   causal: true,
-  picture: "",
 };
 
 /** The only values of keys that are no free text. */
@@ -126,18 +123,17 @@ export function fromHash(hash: string): Linked {
   return Object.fromEntries(entries) as unknown as Linked;
 }
 
-type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal" | "picture">;
+type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
 
 /** What the address holds of a scene: its settings, if somebody typed them. */
 export function typedOf(scene: Scene | undefined): Typed {
   const { temperature, scaled, causal } = START;
-  const { text = "", ...others } = (!scene?.given && scene?.settings) || START;
+  const { text, ...others } = (!scene?.given && scene?.settings) || START;
   return {
     text,
     temperature: others.temperature ?? temperature,
     scaled: others.scaled ?? scaled,
     causal: others.causal ?? causal,
-    picture: others.picture ?? "",
   };
 }
 
@@ -147,9 +143,8 @@ export function settingsFor(scene: Scene, settings: Settings): Settings {
   return Object.fromEntries(Object.entries(settings).filter(([name]) => names.includes(name))) as unknown as Settings;
 }
 
-/** The settings that a link holds, null if it is not to a typed text, and not to a picture that was drawn or opened. */
-export function settingsIn({ text, temperature, scaled, causal, picture }: Typed): Settings | null {
-  if (picture) return { text: "", picture };
+/** The settings that a link holds, null if it is not to a typed text. */
+export function settingsIn({ text, temperature, scaled, causal }: Typed): Settings | null {
   return text ? { text, temperature, scaled, causal } : null;
 }
 

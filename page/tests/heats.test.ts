@@ -1,8 +1,6 @@
 import { describe, expect, it } from "vitest";
 
 import type { Grid, Layer } from "../src/data";
-import { bmpOf } from "../src/numbers/bitmap";
-import { boxOf, DIGIT, placed, plainGround, SIDE, toned } from "../src/numbers/digits";
 import { chosenOf, MOST_TOKENS, pickedOn, rolledOut, shownOf } from "../src/numbers/heats";
 import { heatOf, rolloutOf } from "../src/source/heats";
 import type { Weights } from "../src/source/weights";
@@ -86,46 +84,5 @@ describe("heat in a saved file", () => {
     const { weights } = await rolloutOf(layers, of, grid, 0);
     expect(weights[3]).toBeNull();
     [1, 2, 3].forEach((token, patch) => expect(weights[patch]).toBeCloseTo(expected[token], 6));
-  });
-});
-
-describe("a drawn digit", () => {
-  const size = 96;
-  const ink = Float32Array.from({ length: size * size }, (_, p) => {
-    const [x, y] = [p % size, Math.floor(p / size)];
-    return x >= 20 && x < 28 && y >= 40 && y < 80 ? 1 : 0;
-  });
-  it("has a box", () => {
-    expect(boxOf(ink, size)).toEqual({ x: 24, y: 60, side: 40 });
-    expect(boxOf(new Float32Array(4), 2)).toBeNull();
-  });
-  it("is put where it was drawn, as large as the model knows digits", () => {
-    const made = placed(plainGround(), ink, size);
-    const lit = Array.from(made.keys()).filter((p) => made[p] > 0.9);
-    const [rows, columns] = [lit.map((p) => Math.floor(p / SIDE)), lit.map((p) => p % SIDE)];
-    expect([Math.min(...rows), Math.max(...rows)]).toEqual([22, 22 + DIGIT - 1]);
-    expect(Math.min(...columns)).toBeGreaterThanOrEqual(10);
-    expect(Math.max(...columns)).toBeLessThanOrEqual(13);
-    expect(made.every((x) => x >= 0 && x <= 1)).toBe(true);
-    expect(placed(plainGround(), new Float32Array(size * size), size)).toEqual(plainGround());
-  });
-  it("lies on a photograph of little contrast", () => {
-    const photograph = Float32Array.from({ length: SIDE * SIDE }, (_, p) => (p % 2 ? 1 : 0));
-    const ground = toned(photograph);
-    expect(ground.reduce((sum, x) => sum + x, 0) / ground.length).toBeCloseTo(0.4, 5);
-    expect(Math.max(...ground)).toBeLessThan(0.56);
-  });
-});
-
-describe("a bitmap", () => {
-  it("has a header, a palette of greys, and rows of whole words from the top down", () => {
-    const file = bmpOf(Uint8Array.from([10, 20, 30, 40, 50, 60]), 3);
-    const view = new DataView(file);
-    expect([view.getUint16(0), view.getUint32(10, true), view.getInt32(18, true), view.getInt32(22, true)]).toEqual([
-      0x424d, 1078, 3, -2,
-    ]);
-    expect(file.byteLength).toBe(1078 + 2 * 4);
-    expect([...new Uint8Array(file, 1078)]).toEqual([10, 20, 30, 0, 40, 50, 60, 0]);
-    expect([...new Uint8Array(file, 54 + 4 * 200, 4)]).toEqual([200, 200, 200, 0]);
   });
 });

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { meanVariances } from "../src/source/runs";
+import { meanVariances } from "../src/source/typed";
 
 /** All orders of 0, …, d − 1. */
 const orders = (d: number): number[][] =>

@@ -214,8 +214,6 @@ describe("the address", () => {
     expect(settingsIn(fromHash(toHash(state)))).toEqual(settings);
     expect(typedOf({ ...scene, given: true })).toEqual(typedOf(undefined));
     expect(settingsIn(START)).toBeNull();
-    const drawn = { ...scene, settings: { text: "", picture: "+/Zm=" } };
-    expect(settingsIn(fromHash(toHash({ ...START, ...typedOf(drawn) })))).toEqual(drawn.settings);
   });
   it("does not hold the reader's theme, and does not change it", () => {
     const store = new Store(START);

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import regard
-from in_browser import AXE, Tab, serving, structured
+from in_browser import AXE, DIGIT, Tab, serving, structured
 
 HOW = "apt-get install chromium, pip install -c constraints.txt '.[test]', and `npm ci` in page/"
 
@@ -65,9 +65,10 @@ def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     from regard.viewer.scene import sources
 
     others = (sources.arrays(**call) for call in arrays.values())
-    scenes = [*sources.for_page([sources.example(sources.Settings())]), *others]
+    digit = sources.captured(regard.Capture.load(DIGIT))
+    scenes = [*sources.for_page([sources.example(sources.Settings())]), *others, *digit]
     with serving(scenes) as viewer:
-        assert list(viewer.answers.scenes) == ["example", "hand", "cross", "picture", *arrays]
+        assert list(viewer.answers.scenes) == ["example", "hand", "cross", *arrays, "capture"]
         yield viewer
 
 

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from in_browser import OWN, READY, READY_PICTURE, served
+from in_browser import DIGIT, OWN, READY, READY_PICTURE, served
 
 WIDE, PHONE = (1280, 720), (390, 844)
 PATIENCE_S = 30
@@ -135,11 +135,11 @@ def firefox(folder: Path) -> Iterator[Firefox]:
             browser.wait()
 
 
-def views(page: Firefox, url: str) -> Iterator[tuple[str, bytes]]:
-    """Look at every view, on a wide screen and on a phone."""
+def views(page: Firefox, url: str, ready: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    """Look at views, each with the sign that it is there, on a wide screen and on a phone."""
     for size in (WIDE, PHONE):
         page.size(*size)
-        for view, sign in (READY | READY_PICTURE).items():
+        for view, sign in ready.items():
             page.open(f"{url}#view={view}&layer=2&head=2")
             page.seen(sign)
             beside = page.of("document.documentElement.scrollWidth - innerWidth")
@@ -186,15 +186,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=Path)
     pictures = parser.parse_args().pictures
-    with tempfile.TemporaryDirectory() as folder, served() as (url, _), firefox(Path(folder)) as page:
-        for looked in (views(page, url), tour(page, url)):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served() as (url, _),
+        served("--capture", str(DIGIT)) as (digit, _),
+        firefox(Path(folder)) as page,
+    ):
+        for looked in (views(page, url, READY), views(page, digit, READY_PICTURE), tour(page, url)):
             for name, picture in looked:
                 print(f"seen {name}")
                 if pictures:
                     pictures.mkdir(parents=True, exist_ok=True)
                     (pictures / f"{name}.png").write_bytes(picture)
         files(page, url, Path(folder))
-        away = [x for x in page.asked if not x.startswith((url.rsplit("/", 2)[0] + "/", *OWN))]
+        own = *(x.rsplit("/", 2)[0] + "/" for x in (url, digit)), *OWN
+        away = [x for x in page.asked if not x.startswith(own)]
     assert not away, f"asked elsewhere: {away}"
     assert not page.complaints, page.complaints
 

@@ -26,10 +26,10 @@ def heaviest(tab: Tab) -> tuple[int, float]:
 
 
 def test_a_click_on_a_patch_shows_where_it_looks(tab: Tab) -> None:
-    page = tab.open("view=picture&scene=picture&layer=1&head=0&i=0&type=false")
+    page = tab.open("view=picture&scene=capture&layer=1&head=0&i=0&type=false")
     answers = tab.viewer.answers
     page.wait_for_selector(".heats .thumb canvas")
-    row = answers.get("picture/row/1/0/0").content[1:]
+    row = answers.get("capture/row/1/0/0").content[1:]
     token, weight = heaviest(tab)
     assert token == 1 + row.argmax()
     np.testing.assert_allclose(weight, row.max(), rtol=0.1)
@@ -47,7 +47,7 @@ def test_a_click_on_a_patch_shows_where_it_looks(tab: Tab) -> None:
     page.mouse.move(*centre(page, 7))
     page.mouse.up()
     page.get_by_role("heading", name="What looks at 4 patches: L1 H0").wait_for()
-    columns = sum(answers.get(f"picture/column/1/0/{token}").content for token in (1, 2, 7, 8))
+    columns = sum(answers.get(f"capture/column/1/0/{token}").content for token in (1, 2, 7, 8))
     assert heaviest(tab)[0] == 1 + columns[1:].argmax()
     page.get_by_label("Show").select_option("row")
     page.get_by_label("Heat of").select_option("rollout")
@@ -63,34 +63,23 @@ def centre(page: object, patch: int) -> tuple[float, float]:
     return box["x"] + box["width"] * (column + 0.5) / 6, box["y"] + box["height"] * (row + 0.5) / 6
 
 
-def test_a_saved_page_reads_what_is_drawn(tab: Tab, tmp_path: Path) -> None:
+def test_a_saved_page_shows_where_a_patch_looks(tab: Tab, tmp_path: Path) -> None:
+    """Heat and rollout follow from queries and keys in the file, as the server computes them."""
     file = tmp_path / "digit.html"
-    alone = Answers([tab.viewer.answers.scenes["picture"]], patience=None)
-    file.write_text(alone.page("picture"), "utf-8")
-    page = tab.open("view=picture", file.as_uri())
-    page.locator(".picture-pad .shares li").first.wait_for()
-    page.get_by_role("button", name="Another stored picture").click()
-    page.wait_for_url("**scene=picture-2**")
-    told = alone.post("picture/run", {"picture": "5"}).content["scene"]
-    page.locator(".picture-pad .shares li", has_text=f"{100 * told['odds'][0]['probability']:.1f} %").wait_for()
-    read = page.get_by_role("button", name="Read the drawing")
-    read.click()
-    page.get_by_text("Nothing is drawn yet").wait_for()
-    box = page.locator(".pad").bounding_box()
-    page.mouse.move(box["x"] + 70, box["y"] + 30)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 66, box["y"] + 100, steps=6)  # a stroke from above: 1
-    page.mouse.up()
-    read.click()
-    page.wait_for_url("**scene=picture-3**")
+    alone = Answers([tab.viewer.answers.scenes["capture"]], patience=None)
+    file.write_text(alone.page("capture"), "utf-8")
+    page = tab.open("view=picture&layer=1&head=3&i=0", file.as_uri())
     page.wait_for_selector(".heats .thumb canvas")
-    assert page.locator(".picture-pad .shares .word").first.inner_text() == "1"
-    said = page.locator(".picture-pad .shares li").first.inner_text()
-    tab.open(page.evaluate("location.hash").lstrip("#"), file.as_uri())  # the file anew, by a link
-    page.locator(".picture-pad .shares li", has_text=said.split()[-2]).wait_for()
-    assert page.locator(".picture-pad .shares li").first.inner_text() == said
-    assert "scene=picture-2&" in page.evaluate("location.hash")
-    for view in ("overview", "heads", "map", "profiles"):
+    for heat, (row,) in (
+        ("head", alone.get("capture/heat", {"token": "0", "side": "row"}).content["layers"][1][3:]),
+        ("rollout", [alone.get("capture/rollout", {"token": "0"}).content["weights"]]),
+    ):
+        page.get_by_label("Heat of").select_option(heat)
+        page.get_by_role("heading", name="L1 H3" if heat == "head" else "rollout").wait_for()
+        token, weight = heaviest(tab)
+        assert token == 1 + int(np.argmax(row))
+        np.testing.assert_allclose(weight, max(row), rtol=0.01)
+    for view in ("overview", "heads", "map", "profiles", "steps"):
         page.locator(f"nav [data-view={view}]").click()
         page.wait_for_selector(f".{view}")
         assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()

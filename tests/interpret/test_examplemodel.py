@@ -5,6 +5,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
 from regard.insight import head_statistics
@@ -204,6 +205,13 @@ def test_repeated_bytes():
 def test_weights_are_small():
     package = files("regard.interpret.examplemodel")
     assert len(package.joinpath("weights.safetensors").read_bytes()) <= 1_000_000
+
+
+def test_weights_survive_a_file(model):
+    data = model.to_safetensors()
+    again, ids = ExampleModel.from_safetensors(data), model.encode("to be")
+    np.testing.assert_array_equal(again.run(ids).logits, model.run(ids).logits)
+    assert (again.config, load(data)["0.q"].dtype) == (model.config, np.float16)
 
 
 def test_the_second_copy_costs_what_the_card_says(card, repeats):

@@ -1,4 +1,4 @@
-"""Grids of pictures and sounds: each patch is where the model read it, in every kind of model that tells."""
+"""Grids of pictures and sounds: each patch is where the model read it, by its configuration or the caller's grid."""
 
 import re
 import warnings
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import regard
-from captures import assert_weights, eager
+from captures import assert_weights, detr, eager
 from regard.interpret.capture import pictures
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.grids import PatchGrid
@@ -107,23 +107,16 @@ def pixtral() -> Any:
     return t.PixtralVisionModel(t.PixtralVisionConfig(**SMALL, image_size=64, patch_size=PATCH))
 
 
+def internvl() -> Any:
+    sides = {"image_size": [32, 32], "patch_size": [PATCH, PATCH]}
+    return t.InternVLVisionModel(t.InternVLVisionConfig(**SMALL | sides))
+
+
 def idefics() -> Any:
     config = t.Idefics3Config(
         vision_config=VISION, text_config={"model_type": "llama", **TEXT}, image_token_id=99, scale_factor=2
     )
     return t.Idefics3ForConditionalGeneration(config)
-
-
-def detr() -> Any:
-    backbone = t.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    )
-    sides = {f"{side}_{what}": n for side in ("encoder", "decoder")
-             for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))}  # fmt: skip
-    return t.DetrModel(t.DetrConfig(
-        d_model=32, **sides, num_queries=16, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
-        backbone_config=backbone,
-    ))  # fmt: skip
 
 
 def sam() -> Any:
@@ -155,10 +148,15 @@ MODELS: dict[str, tuple[Callable[[], Any], Inputs, tuple[int, int]]] = {
     "DETR": (detr, whole, (32, 64)),
     "LLaVA": (llava, with_words(16), (32, 32)),
     "Pixtral": (pixtral, with_sizes, (32, 48)),
+    "InternVL": (internvl, whole, (32, 32)),
     "Idefics3": (idefics, with_words(4, tiles), (32, 32)),
     "Qwen2.5-VL": (lambda: qwen("Qwen2_5_"), with_words(6, in_blocks), (32, 48)),
     "Qwen3-VL": (lambda: qwen("Qwen3"), with_words(6, in_blocks), (32, 48)),
 }
+
+
+GIVEN = {"DETR": (4, 8)}
+"""Grids of models whose configuration says nothing of patches."""
 
 
 def built(name: str) -> Any:
@@ -176,7 +174,7 @@ def seen_by(model: Any, name: str, picture: np.ndarray) -> Capture:
         inputs.pop("mm_token_type_ids")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", regard.RegardWarning)  # of models that run, but not on regard in each part
-        with regard.capture(model) as seen:
+        with regard.capture(model, grid=GIVEN.get(name)) as seen:
             model(**inputs)
     return seen
 
@@ -424,13 +422,37 @@ def test_patches_of_a_spectrogram() -> None:
 
 
 @needs_transformers
+def test_frames_of_samples() -> None:
+    """Frames of wav2vec 2.0 follow from the convolutions that its configuration lists; a rate gives seconds."""
+    torch.manual_seed(0)
+    small = {"conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_conv_pos_embeddings": 4,
+             "num_conv_pos_embedding_groups": 2}  # fmt: skip
+    model = t.Wav2Vec2Model(t.Wav2Vec2Config(**SMALL, **small)).eval()
+    samples = torch.zeros(1, 400)
+    samples[:, 300:] = torch.randn(100)
+    with torch.no_grad(), regard.capture(model, tokenizer=t.Wav2Vec2FeatureExtractor()) as seen:
+        model(input_values=samples)
+    (grid,) = seen[0].grids
+    assert (grid.kind, grid.rows, grid.columns, grid.seconds) == ("sound", 1, 39, 0.025)
+    np.testing.assert_array_equal(grid.tokens, np.arange(39))
+    heights = grid.picture[..., 0].argmin(0)
+    assert len(set(heights[:300])) == 1 < len(set(heights[300:]))
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore:ResNetPreTrainedModel does not support:regard.RegardWarning")
 def test_models_without_a_grid() -> None:
-    """Shifted windows lie in the batch, and MAE reads some patches."""
+    """Windows lie in the batch, MAE reads some patches, in two other tokens follow, and DETR's says no patches."""
     swin = t.SwinModel(
         t.SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1], num_heads=[2], window_size=4)
     )
     mae = t.ViTMAEModel(t.ViTMAEConfig(**VISION, mask_ratio=0.5))
-    for model in (swin, mae):
+    yolos = t.YolosModel(t.YolosConfig(**VISION | {"image_size": [32, 32]}, num_detection_tokens=10))
+    llama = t.Llama4VisionModel(t.Llama4VisionConfig(
+        **SMALL | {"intermediate_size": 128}, image_size=32, patch_size=PATCH, vision_output_dim=32,
+        projector_input_dim=32, projector_output_dim=32,
+    ))  # fmt: skip
+    for model in (swin, mae, yolos, llama, detr()):
         with torch.no_grad(), regard.capture(model.eval()) as seen:
             model(pixel_values=torch.zeros(1, 3, 32, 32))
         assert [layer.grids for layer in seen] == [()] * len(seen)
@@ -466,8 +488,21 @@ def test_pictures_of_a_batch() -> None:
     assert own.picture is second.picture
 
 
+@needs_transformers
+@pytest.mark.filterwarnings("ignore:ResNetPreTrainedModel does not support:regard.RegardWarning")
+def test_a_given_grid_is_that_of_patches_alone() -> None:
+    """DETR's decoder attends to as many object queries as there are patches: these are no patches."""
+    model = built("DETR")
+    with torch.no_grad(), regard.capture(model, grid=(4, 4)) as seen:
+        model(pixel_values=torch.zeros(1, 3, 32, 32))
+    assert [(layer.name, layer.n_k, len(layer.grids)) for layer in seen] == [
+        ("encoder.layers.0.self_attn", 16, 1), ("decoder.layers.0.self_attn", 16, 0),
+        ("decoder.layers.0.encoder_attn", 16, 1),
+    ]  # fmt: skip
+
+
 class Attending(nn.Module):
-    """Attention of patches that come without a convolution."""
+    """Attention of patches, as in a model without a configuration."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(x, x, x)
@@ -491,6 +526,30 @@ def test_a_given_grid(tmp_path: Any) -> None:
     np.testing.assert_array_equal(heat, [[5, np.nan], [7, 0]])
 
 
+class Convolving(Attending):
+    """Attention of patches that a convolution makes, as in a model of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 4, PATCH, PATCH)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.patches(pixel_values).flatten(2).mT[:, None])
+
+
+def test_no_grid_is_guessed_from_a_convolution() -> None:
+    model, pixels = Convolving(), torch.zeros(2, 3, 16, 24)
+    pixels[1, :, :8, :8] = 1
+    with regard.capture(model) as seen:
+        model(pixels)
+    assert seen[0].grids == ()
+    with regard.capture(model, grid=(2, 3)) as seen:
+        model(pixels)
+    assert [(x.batch, x.tokens.tolist(), x.picture[0, 0, 0]) for x in seen[0].grids] == [
+        (0, list(range(6)), 0), (1, list(range(6)), 255),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -506,7 +565,8 @@ def test_a_given_grid(tmp_path: Any) -> None:
         (
             {"image": np.zeros((2, 2, 3), np.uint8)},
             ValueError,
-            "a picture goes with a grid of patches, and Attending has none that is known: no module of it tells",
+            "a picture goes with a grid of patches, and no configuration of Attending has patch_size. Capture it with "
+            "regard.capture(model, grid=(rows, columns)), whose product is the number of its patches",
         ),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import regard
+from captures import detr
 from regard.cli import main
 from regard.viewer.looking import scenes_of
 
@@ -134,6 +135,11 @@ def swin() -> tuple[Any, Any]:
     return transformers.SwinModel(config).eval(), transformers.ViTImageProcessor(size=SIZE)
 
 
+def yolos() -> tuple[Any, Any]:
+    config = transformers.YolosConfig(**VISION | {"image_size": [32, 32]}, num_detection_tokens=10)
+    return transformers.YolosModel(config).eval(), transformers.ViTImageProcessor(size=SIZE)
+
+
 def blip() -> tuple[Any, Any]:
     config = transformers.BlipVisionConfig(**VISION)
     return transformers.BlipVisionModel(config).eval(), transformers.BlipImageProcessor(size=SIZE)
@@ -142,7 +148,8 @@ def blip() -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (swin, "SwinModel has none that is known: none of its attention calls reads the 8 × 8 patches of its picture"),
+        (swin, "SwinModel has none: none of its attention calls reads the 8 × 8 patches of its picture"),
+        (yolos, "YolosModel has none: its configuration does not say where its patches are. Capture it with"),
         (blip, "the attention of BlipVisionModel cannot be looked at: BlipVisionModel computes it itself"),
     ],
 )
@@ -150,6 +157,43 @@ def test_models_whose_patches_are_not_known(made: Any, message: str) -> None:
     model, processor = made()
     with pytest.raises(ValueError, match=re.escape(message)):
         scenes_of(model, image=PIXELS, tokenizer=processor)
+
+
+def test_a_configuration_without_patches(cat: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What to give is said before the model runs, on the command line too."""
+    model = detr().eval()
+    model.save_pretrained(tmp_path / "detr")
+    processor = transformers.DetrImageProcessorPil(size={"height": 32, "width": 64})
+    processor.save_pretrained(tmp_path / "detr")
+    model.forward = None  # so that running it would raise TypeError
+    message = (
+        "a picture goes with a grid of patches, and no configuration of DetrModel has patch_size. Capture it with "
+        "regard.capture(model, grid=(rows, columns)), whose product is the number of its patches"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        scenes_of(model, image=cat, tokenizer=processor)
+    with pytest.raises(ValueError, match=re.escape(message)), regard.capture(model, image=cat):
+        pytest.fail("it began")
+    given = ["--model", str(tmp_path / "detr"), "--image", str(cat), "--save", str(tmp_path / "x.html")]
+    assert main(["look", *given]) == 2
+    said = capsys.readouterr().err
+    assert message in " ".join(said.split())
+    assert "running the model" not in said
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.filterwarnings("ignore:ResNetPreTrainedModel does not support:regard.RegardWarning")
+def test_a_given_grid_and_the_pixels_that_were_read(cat: Path, tmp_path: Path) -> None:
+    """With `grid=` the scene has the picture as DETR saw it, and heat on 4 × 8 patches."""
+    processor = transformers.DetrImageProcessorPil(size={"height": 32, "width": 64})
+    inputs = processor(images=Image.open(cat), return_tensors="pt")
+    with torch.no_grad(), regard.capture(model := detr().eval(), grid=(4, 8), tokenizer=processor) as seen:
+        model(**inputs)
+    scene = next(scene for scene in scenes_of(seen) if scene.grids)
+    (grid,) = scene.grids
+    resized = np.asarray(Image.fromarray(PIXELS).resize((64, 32), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(grid.picture, resized)
+    assert (grid.rows, grid.columns, grid.tokens.tolist()) == (4, 8, list(range(32)))
 
 
 def test_what_image_does_not_go_with(vit: Path, cat: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

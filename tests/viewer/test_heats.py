@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from in_browser import DIGIT
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import Layer, Tokens
@@ -189,3 +190,21 @@ def test_a_saved_page_holds_the_picture(answers: Answers, tmp_path: Any) -> None
     stored = json.loads(zlib.decompress(base64.b64decode(data["answers"])))
     (name,) = Answers([scene]).scenes
     assert base64.b64decode(stored[f"api/{name}/picture/0"]["bytes"]) == ask(answers, "picture/0").content
+
+
+def test_the_stored_capture_of_a_digit() -> None:
+    """The class token looks at the digit, and the viewer has all that it shows of a picture."""
+    assert DIGIT.stat().st_size <= 100_000
+    seen = Capture.load(DIGIT)
+    assert {x.dtype for layer in seen for x in (layer.query, layer.key)} == {np.dtype(np.float16)}
+    (grid,) = seen[1].grids
+    heat = grid.laid(seen[1].weights(3, rows=slice(0, 1)))[0]
+    assert np.unravel_index(heat.argmax(), heat.shape) == (1, 2)
+    assert heat.max() > 0.8
+    lightest = grid.picture.reshape(6, 8, 6, 8, 3).max((1, 3, 4)).ravel().argsort()[-3:]
+    assert 6 + 2 in lightest  # a part of the digit
+    answers = Answers(captured(seen), patience=None)
+    assert ask(answers, "tokens?axis=key").content["tokens"][:2] == ["[CLS] ", "r1c1 "]
+    assert ask(answers, "finding").content["i"] == 0
+    np.testing.assert_allclose(ask(answers, "heat?token=0").content["layers"][1][3], heat.ravel(), rtol=1e-4, atol=1e-6)
+    assert ask(answers, "picture/0").content.startswith(b"\x89PNG")

@@ -91,7 +91,7 @@ def test_projections_stand_around_the_steps() -> None:
 
 def test_a_cross_attention_to_be_read_number_by_number() -> None:
     answers = Answers(for_page([example(Settings("to be"))]), patience=None)
-    assert list(answers.scenes) == ["example", "hand", "cross", "picture"]
+    assert list(answers.scenes) == ["example", "hand", "cross"]
     scene = asked(answers, "scenes")["scenes"][2]
     assert (scene["layers"][0]["cross"], scene["layers"][0]["n_q"], scene["layers"][0]["n_k"]) == (True, 4, 5)
     assert answers.get("cross/tokens", {"axis": "query"}).content["tokens"] == ["le ", "chat ", "blanc ", "dort"]

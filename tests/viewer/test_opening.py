@@ -84,7 +84,7 @@ def test_the_card_and_its_size() -> None:
 
 def test_the_page_without_a_text() -> None:
     kinds = [scene.kind for scene in scenes_of_page()]
-    assert kinds == ["words"] * len(SCENES) + ["example", "hand", "cross", "picture"]
+    assert kinds == ["words"] * len(SCENES) + ["example", "hand", "cross"]
     assert [scene.kind for scene in scenes_of_page(text="to be")] == ["example"]
     assert [scene.kind for scene in scenes_of()] == ["example"]  # files show one scene
 

@@ -1,4 +1,4 @@
-/** Transformer blocks, of which both example models are made, and the file of their weights. */
+/** Transformer blocks of the example model, and the file of its weights. */
 
 import { fromHalf } from "../numbers/half";
 import type { Product } from "./product";

@@ -33,7 +33,7 @@ const PAGE: Item = {
   act: async (context) => {
     const { state } = context.store;
     const { html } = await context.data.page(state.scene.split(":")[0]);
-    const start = toHash({ ...state, scene: "", type: false, text: START.text, picture: "", other: "" });
+    const start = toHash({ ...state, scene: "", type: false, text: START.text, other: "" });
     save(
       html.replace(PLACE, () => `${PLACE} data-state="${start.replaceAll("&", "&amp;")}"`),
       fileName(context, "html"),

@@ -8,9 +8,7 @@ import { heatOf, plain, rolloutOf } from "./heats";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
-import type { ModelRuns, Traced } from "./runs";
 import { TypedTexts, type StoredModel } from "./typed";
-import { TypedPictures, type StoredViT } from "./typedpictures";
 import { bytesOf } from "../numbers/base64";
 import { Kernels } from "./kernels";
 import { WordRows, type StoredRows } from "./wordrows";
@@ -34,8 +32,8 @@ export interface StoredData {
   modules?: string[];
   /** Rows of words over pictures, in place of heads. */
   rows?: StoredRows;
-  /** The example model, for texts that are typed or pictures that are drawn. */
-  model?: StoredModel | StoredViT;
+  /** The example model, for texts that are typed. */
+  model?: StoredModel;
 }
 
 /** The data as a file has it: the answers may be JSON that is deflated, in base64. */
@@ -66,7 +64,7 @@ export class FileSource implements Source {
   progress = (): void => {};
   private readonly heads = new Map<string, Weights>();
   private readonly kernels: Kernels;
-  private readonly typed: ModelRuns<Traced> | null;
+  private readonly typed: TypedTexts | null;
   private readonly rows: WordRows | null;
 
   constructor(private readonly data: StoredData) {
@@ -122,8 +120,6 @@ export class FileSource implements Source {
     if (text !== undefined) return bytesOf(text);
     const [place, query = ""] = path.split("?");
     const [, scene, what, layer, head, ...rest] = place.split("/");
-    const file = this.typed?.file(scene, place.split("/").slice(2).join("/"));
-    if (file) return file;
     const options = new URLSearchParams(query);
     if (what === "thumbs") {
       const { heads } = this.layersOf(scene)[Number(layer)] ?? { heads: 0 };
@@ -267,15 +263,15 @@ export class FileSource implements Source {
   }
 }
 
-/** Who answers about typed texts and drawn pictures, if the file holds the model. */
-function typedIn({ answers, model }: StoredData): ModelRuns<Traced> | null {
+/** Who answers about typed texts, if the file holds the model. */
+function typedIn({ answers, model }: StoredData): TypedTexts | null {
   if (!model) return null;
   const [scene] = (answers["api/scenes"] as Scenes).scenes;
   const of = (what: string): unknown => answers[`api/${scene.id}/${what}`];
   const profiles = Object.entries(of("profiles/0/0") as Record<string, Profile>);
   const labels = Object.fromEntries(profiles.map(([name, { label }]) => [name, label]));
   const given = { scene, heads: of("heads") as Heads, words: answers["api/words"] as Words, labels };
-  return "vit" in model ? new TypedPictures(model, given) : new TypedTexts(model, given);
+  return new TypedTexts(model, given);
 }
 
 function absent(): Refused {

@@ -9,7 +9,6 @@ import { HeatPicture } from "../parts/heatpicture";
 import { heatWords } from "../parts/heatwords";
 import { shadeKey } from "../parts/legend";
 import { toneChoice } from "../parts/mapcontrols";
-import { picturePad } from "../parts/picturepad";
 import { orRefused, Refused } from "../source/source";
 import type { State } from "../state";
 import { chosenOn, gridOf, heatLook, heatName, heatOf, heatsOf, imageOf, numberOf, onWords, titleOf } from "./pictured";
@@ -56,7 +55,6 @@ class OnPicture implements View {
     point: (patch) => this.tell(patch),
   });
   private readonly heads;
-  private readonly pad;
   private readonly small: HTMLElement;
   private readonly body: HTMLElement;
   readonly element: HTMLElement;
@@ -68,9 +66,7 @@ class OnPicture implements View {
   constructor(private readonly context: Context) {
     this.load = latest(context.fail);
     this.heads = heatGrid(context);
-    this.pad = picturePad(context);
-    const beside = h("div", { class: "heat-row" }, this.stage.element, this.pad.element);
-    const large = h("div", { class: "heat-large" }, this.heading, beside, this.readout, this.key);
+    const large = h("div", { class: "heat-large" }, this.heading, this.stage.element, this.readout, this.key);
     this.small = h(
       "aside",
       { "aria-label": "Every head" },

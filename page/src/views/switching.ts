@@ -7,7 +7,7 @@ type Kind = Source["kind"];
 
 /** Whether the model of a scene runs here: in the server, in the kernel, or in a file that holds it. */
 export const runsHere = (scene: Scene, source: Kind): boolean =>
-  scene.settings !== null && scene.settings.picture === undefined && (source !== "file" || scene.editable);
+  scene.settings !== null && (source !== "file" || scene.editable);
 
 const ELSEWHERE = "The how-to “Knock out edges and heads” of the documentation runs a model of yours without a head.";
 
@@ -19,7 +19,6 @@ const LACKS: Record<string, string> = {
   own:
     "This page was saved without its model: a page runs regard's example model alone, no model of PyTorch. " +
     "`regard look --model` runs yours.",
-  picture: "This model expects no token: it tells the digit of a picture.",
   cross: "This attention is made by hand: there is no model that expects something next.",
   model: `What is kept of a run are queries, keys and values, not the model. ${ELSEWHERE}`,
   capture: `A capture holds queries, keys and values, not the model that made them. ${ELSEWHERE}`,

@@ -1,4 +1,4 @@
-import type { BothTokens, Data, HeadAt, Layer, Scene, Settings, Words } from "../data";
+import type { BothTokens, Data, HeadAt, Layer, Scene, Words } from "../data";
 import type { ScaleName } from "../numbers/colour";
 import { count, printable, shortened } from "../numbers/format";
 import type { Look } from "../parts/pictures";
@@ -16,8 +16,6 @@ export interface Context {
   fail(error: unknown): void;
   /** Told to screen readers. */
   say(text: string): void;
-  /** Runs the scene's model on other settings, and shows the scene of it. stage: runs of which the last one stays. */
-  run(settings: Settings, stage: string): Promise<Scene>;
 }
 
 export interface View {

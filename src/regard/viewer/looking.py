@@ -59,7 +59,8 @@ def look(
             layers in a list, a tuple, or a dict by their numbers. Scores and values are not shown.
         image: a path, a picture of Pillow, or pixels (height, width, 3) of uint8. A PyTorch model
             reads it by `tokenizer`, its processor of transformers, with `text` if it reads both.
-            Below the single grid of a capture's patches it is shown as it is.
+            Below the single grid of a capture's patches it is shown as it is. If no configuration
+            of a model has `patch_size`, look at `regard.capture(model, grid=(rows, columns))`.
         sequence: the number, or a part of the name, of one sequence of a model that reads several
             (encoder and decoder). The page shows all by default; a file shows one, by default that
             of a text over a picture or a sound.

@@ -283,8 +283,10 @@ def capture(
         tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to
             strings. A processor of transformers also tells how pixels were normalized, and how long
             a sound is.
-        grid: the (rows, columns) of a picture's patches, where the model does not tell them. They
-            are the last of the keys that are no text. `Layer.grids` has what was told or given.
+        grid: the (rows, columns) of a picture's patches, for a model without a configuration of
+            transformers that has `patch_size`, such as DETR or a model of timm: (14, 14) for
+            224 × 224 pixels in patches of 16 × 16. The patches are the last rows · columns of the
+            keys that are no text, row by row. `Layer.grids` has them.
         image: what to show of a single picture in place of the model's input, as the model saw it:
             a path, a picture of Pillow, or pixels (height, width, 3) of uint8. It covers the grid.
         queries: the queries to keep in each layer, with all keys, as rows of its sequence; or
@@ -301,6 +303,12 @@ def capture(
     ...     out = model(torch.randn(1, 10, 32))
     >>> [layer.name for layer in seen], seen[1].weights(0).shape
     (['blocks.0.attention', 'blocks.1.attention'], (10, 10))
+    >>> with regard.capture(model, grid=(3, 3)) as seen:  # a class token, and 3 × 3 patches
+    ...     out = model(torch.randn(1, 10, 32))
+    >>> seen[0].grids[0].tokens.reshape(3, 3)
+    array([[1, 2, 3],
+           [4, 5, 6],
+           [7, 8, 9]])
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):

@@ -1,19 +1,12 @@
 """Grids: the patches of a picture, or the frames of a sound, among the tokens of a sequence."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from regard.interpret.capture.layers import Layer
-
 Array = np.ndarray[Any, np.dtype[Any]]
-
-MOST_PREFIX = 16
-"""Class and register tokens before the patches, at most: where a sequence has more, its patches are not known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,41 +61,3 @@ def given_grid(grid: Any) -> PatchGrid | tuple[int, int] | None:
         raise TypeError(f"grid must be (rows, columns) of patches or a PatchGrid, got {grid!r}")
     rows, columns = grid
     return int(rows), int(columns)
-
-
-def with_grid(
-    layers: Sequence["Layer"], grid: PatchGrid | tuple[int, int], pictures: Sequence[Array] = ()
-) -> list["Layer"]:
-    """Return the layers, with a grid that the caller knows on those that it fits.
-
-    (rows, columns) fits the keys that are no text, if up to `MOST_PREFIX` tokens are before the patches. pictures: of
-    the batch elements, for the grids that are made. Raises ValueError if no layer fits.
-    """
-    placed = [_placed(layer, grid, pictures) for layer in layers]
-    if layers and not any(layer.grids for layer in placed):
-        rows, columns = (grid.rows, grid.columns) if isinstance(grid, PatchGrid) else grid
-        counts = ", ".join(str(n) for n in sorted({layer.n_k for layer in layers}))
-        raise ValueError(
-            f"grid of {rows} × {columns} = {rows * columns} patches fits no layer: layers have {counts} keys that are "
-            f"no text, and at most {MOST_PREFIX} tokens may be before the patches"
-        )
-    return placed
-
-
-def _placed(layer: "Layer", grid: PatchGrid | tuple[int, int], pictures: Sequence[Array]) -> "Layer":
-    """Return a layer with the grid if it fits its keys, else without any."""
-    if isinstance(grid, PatchGrid):
-        return replace(layer, grids=(grid,) if int(grid.tokens.max(initial=-1)) < layer.n_k else ())
-    rows, columns = grid
-    prefix = layer.n_k - rows * columns
-    if layer.key_tokens is not None or not 0 <= prefix <= MOST_PREFIX or not _over_keys(layer):
-        return replace(layer, grids=())
-    if len(pictures) != layer.batch:
-        return replace(layer, grids=(PatchGrid.after(rows, columns, prefix),))
-    made = (PatchGrid.after(rows, columns, prefix, picture=x, batch=b) for b, x in enumerate(pictures))
-    return replace(layer, grids=tuple(made))
-
-
-def _over_keys(layer: "Layer") -> bool:
-    """Return True if a layer's queries are all of its keys, or another sequence's, or some were chosen."""
-    return layer.cross or bool(layer.rows) or layer.n_q == layer.n_k

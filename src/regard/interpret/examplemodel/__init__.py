@@ -1,4 +1,4 @@
-"""Two small models with trained weights: a byte-level decoder, and a vision transformer.
+"""A small byte-level decoder with trained weights.
 
-`model` and `vit` have their code, made of `blocks`; CARD.md and VIT.md say how they were trained.
+`model` has its code, made of `blocks`; CARD.md says how it was trained.
 """

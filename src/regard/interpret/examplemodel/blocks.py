@@ -1,17 +1,13 @@
-"""Transformer blocks in NumPy, of which both example models are made."""
+"""Transformer blocks in NumPy, of which the example model is made."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from importlib.resources import files
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.arguments.packages import require
 from regard.ops import attention
 
 Floats = NDArray[np.float32]
@@ -30,74 +26,6 @@ class BlockRun(NamedTuple):
     out: Floats
 
 
-class Maps:
-    """Attention maps of a run, which is a dataclass with these fields; any part of a map is computed exactly."""
-
-    q: tuple[Floats, ...]
-    k: tuple[Floats, ...]
-    lse: tuple[Floats, ...]
-    scale: float
-    causal: bool
-
-    @property
-    def layers(self) -> int:
-        return len(self.q)
-
-    @property
-    def heads(self) -> int:
-        return int(self.q[0].shape[-3])
-
-    def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
-        """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
-        q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
-        return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
-
-
-class StoredModel:
-    """A model whose weights and configuration lie in a safetensors file of the package.
-
-    _FILE: its name. _CONFIG: the dataclass of its configuration.
-    """
-
-    _FILE: ClassVar[str]
-    _CONFIG: ClassVar[type]
-
-    def __init__(self, config: Any, weights: Mapping[str, Floats]):
-        self.config = config
-        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
-
-    @classmethod
-    def load(cls) -> Self:
-        """Load the float32 weights shipped in the package."""
-        return cls.from_safetensors(files(__package__).joinpath(cls._FILE).read_bytes())
-
-    @classmethod
-    def from_safetensors(cls, data: bytes) -> Self:
-        """Load a model from the bytes of a safetensors file."""
-        require("the example model", "safetensors")
-        from safetensors.numpy import load
-
-        size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
-        return cls(cls._CONFIG(**json.loads(metadata["config"])), load(data))
-
-    def to_safetensors(self) -> bytes:
-        """Return the bytes of a safetensors file in float16.
-
-        The configuration is in its metadata.
-        """
-        require("the example model", "safetensors")
-        from safetensors.numpy import save
-
-        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
-        return save(weights, {"config": json.dumps(asdict(self.config))})
-
-    @property
-    def parameters(self) -> int:
-        """Number of learned parameters."""
-        return sum(array.size for array in self._weights.values())
-
-
 def layer_weights(weights: Mapping[str, Floats], layer: int) -> dict[str, Floats]:
     """Return the weights of a layer by their short names."""
     return {name: weights[f"{layer}.{name}"] for name in _LAYER}
@@ -109,7 +37,7 @@ def attended(
     heads: int,
     scale: float,
     causal: bool,
-    rotate: Callable[[Floats], Floats] = lambda x: x,
+    rotate: Callable[[Floats], Floats],
 ) -> BlockRun:
     """Compute the attention of a block on its input x (..., n, width). rotate: is applied to queries and keys."""
     y = rms_norm(x, w["norm1"])

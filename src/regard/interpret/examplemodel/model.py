@@ -2,16 +2,20 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from regard.arguments.packages import require
 from regard.arguments.values import integer
 from regard.interpret.examplemodel import blocks
-from regard.interpret.examplemodel.blocks import Floats, Maps, StoredModel
+from regard.interpret.examplemodel.blocks import Floats
+from regard.ops import attention
 from regard.positions import rope
 
 Integers = NDArray[np.integer[Any]]
@@ -48,7 +52,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Trace(Maps):
+class Trace:
     """One run of the model: its predictions, and the arrays of its attention maps.
 
     `ids` (..., n); `logits` (..., n, 256). `q`, `k`, `v` hold per layer an array (..., h, n, d), q
@@ -68,6 +72,19 @@ class Trace(Maps):
     scale: float
     causal: bool
 
+    @property
+    def layers(self) -> int:
+        return len(self.q)
+
+    @property
+    def heads(self) -> int:
+        return int(self.q[0].shape[-3])
+
+    def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
+        """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
+        q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
+        return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
+
     def losses(self) -> NDArray[np.float64]:
         """Compute the loss of each byte after the first, in nats: (..., n - 1)."""
         logits = self.logits[..., :-1, :].astype(np.float64)
@@ -77,7 +94,7 @@ class Trace(Maps):
         return losses[..., 0]
 
 
-class ExampleModel(StoredModel):
+class ExampleModel:
     """Small trained byte-level decoder, with heads worth a look.
 
     Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
@@ -91,10 +108,40 @@ class ExampleModel(StoredModel):
     ((19, 256), True)
     """
 
-    _FILE = "weights.safetensors"
-    _CONFIG = Config
+    def __init__(self, config: Config, weights: Mapping[str, Floats]):
+        self.config = config
+        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
 
-    config: Config
+    @classmethod
+    def load(cls) -> Self:
+        """Load the float32 weights shipped in the package."""
+        return cls.from_safetensors(files(__package__).joinpath("weights.safetensors").read_bytes())
+
+    @classmethod
+    def from_safetensors(cls, data: bytes) -> Self:
+        """Load a model from the bytes of a safetensors file."""
+        require("the example model", "safetensors")
+        from safetensors.numpy import load
+
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        return cls(Config(**json.loads(metadata["config"])), load(data))
+
+    def to_safetensors(self) -> bytes:
+        """Return the bytes of a safetensors file in float16.
+
+        The configuration is in its metadata.
+        """
+        require("the example model", "safetensors")
+        from safetensors.numpy import save
+
+        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
+        return save(weights, {"config": json.dumps(asdict(self.config))})
+
+    @property
+    def parameters(self) -> int:
+        """Number of learned parameters."""
+        return sum(array.size for array in self._weights.values())
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Encode `text` as ids: a beginning-of-sequence token (byte 0), then UTF-8 bytes."""

@@ -6,7 +6,7 @@
 | `texts` | the texts that it reads |
 | `switched` | functions that are replaced meanwhile |
 | `forward` | forward passes without logits and cache |
-| `grids`, `tiles` | where the patches of pictures are, as modules tell, and those of pictures in tiles |
+| `grids`, `tiles` | where the patches of pictures are, by configurations or the caller, and those in tiles |
 | `pictured` | runs on a picture |
 | `pretrained` | captures of transformers' models, for the commands |
 """

@@ -1,13 +1,16 @@
-"""The grids of a model's pictures and sounds, as its modules tell while it runs.
+"""The grids of a model's pictures and sounds, as transformers' configurations and processors say.
 
-| What tells | Models |
-|---|---|
-| the last strided convolution before the attention | ViT and its kin, CLIP, SigLIP, DETR, SAM, Whisper, AST |
-| the sizes in patches, tokens in blocks that are merged (`grid_thw`) | Qwen-VL's pictures |
-| the sizes in patches (`spatial_shapes`), or in pixels (`image_sizes`) | SigLIP 2 NaFlex, Pixtral |
-| the ids of picture tokens in a text, by `image_token_id` | vision-language models |
-| those of frames, by `video_token_id`, and the sizes (`video_grid_thw`) | Qwen-VL's videos |
-| the model's own functions for tiles, by `image_sizes` | LLaVA-NeXT, LLaVA-OneVision (`tiles`) |
+| In the configuration | Given to the module | Models |
+|---|---|---|
+| `patch_size` | `pixel_values` | ViT and its kin, CLIP, SigLIP, SAM |
+| `patch_size` | `pixel_values`, sizes in pixels (`image_sizes`) | Pixtral |
+| `patch_size` | sizes in patches (`spatial_shapes`) | SigLIP 2 NaFlex |
+| `patch_size`, `spatial_merge_size` | sizes in patches, tokens in blocks (`grid_thw`) | Qwen-VL's pictures and videos |
+| `image_token_id`, `video_token_id` | ids of a text | vision-language models |
+| `image_grid_pinpoints` | sizes in pixels before tiles (`image_sizes`) | LLaVA-NeXT, LLaVA-OneVision (`tiles`) |
+| `max_source_positions`, `time_stride` or `conv_stride` | `input_features`, `input_values` | Whisper, AST, wav2vec |
+
+The grid of any other model is given by the caller.
 """
 
 from collections import Counter
@@ -20,7 +23,7 @@ import torch
 from torch import nn
 
 from regard.interpret.capture import pictures
-from regard.interpret.capture.grids import MOST_PREFIX, PatchGrid
+from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import Layer
 from regard.torch.arrays import values
 from regard.torch.capture.texts import nth
@@ -30,6 +33,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 SOUNDS = ("input_values", "input_features")
 """Arguments of transformers' models that are sounds."""
+
+SAY = ("patch_size", "max_source_positions", "conv_stride")
+"""What a configuration says of patches or frames."""
+
+BEFORE_OTHERS = ("llama4_vision_model", "yolos")
+"""Models, by `model_type`, whose patches are followed by other tokens, so that no length says where they begin."""
+
+GIVE = "Capture it with regard.capture(model, grid=(rows, columns)), whose product is the number of its patches"
+"""What is said of models whose configuration is not enough."""
+
+MOST_PREFIX = 16
+"""Class and register tokens before the patches, at most: where a sequence has more, its patches are not known."""
 
 HOPS = {"whisper": 0.01, "audio-spectrogram-transformer": 0.01}
 """Seconds of a frame of the spectrogram that a model reads, by `model_type`."""
@@ -51,8 +66,8 @@ class Source:
     sizes: (rows, columns) of each. draw: makes the pixels of each. together: their tokens are one sequence; else each
     is a batch element. block: the side of the blocks in which tokens follow each other. length: of a sequence, and
     start: its tokens before the patches; of batch elements they follow from the first attention that reads as many.
-    seconds: the length of a sound. flipped: the lowest frequency is the first row. pixels: the batch (b, 3, y, x) that
-    was read, where it was one. names: of each, where there are others beside them; video: they are frames.
+    seconds: the length of a sound. flipped: the lowest frequency is the first row. pixels: of each picture (3, y, x),
+    where they were given as pixels. names: of each, where there are others beside them; video: they are frames.
     """
 
     sizes: list[tuple[int, int]]
@@ -64,7 +79,7 @@ class Source:
     sound: bool = False
     seconds: float | None = None
     flipped: bool = False
-    pixels: torch.Tensor | None = None
+    pixels: Sequence[torch.Tensor] = ()
     names: Sequence[str] = ()
     video: bool = False
     drawn: list[Any] = field(default_factory=list)
@@ -120,35 +135,33 @@ class Source:
 
 
 class GridRecorder:
-    """Recorder of what modules read and convolutions make, for the grids of layers.
+    """Recorder of the pictures and sounds that modules read, for the grids of layers.
 
-    processor: of transformers, which tells how pixels were normalized and how long a frame is; or None.
+    processor: of transformers, which tells how pixels were normalized and how long a frame is; or None. grid: of
+    pictures, where the caller gives it.
     """
 
-    def __init__(self, model: nn.Module, processor: Any = None):
+    def __init__(self, model: nn.Module, processor: Any = None, grid: PatchGrid | tuple[int, int] | None = None):
         self.config = getattr(model, "config", None)
         self.image = getattr(processor, "image_processor", processor)
         self.frames = getattr(processor, "feature_extractor", processor)
+        self.grid = grid
         self.sources: dict[str, Source] = {}  # by module, the last one last
         self.of_layer: dict[str, Source | None] = {}
-        self._sound = False
-        self._chain: str | None = None  # the first of convolutions that follow each other
-        self._picture: torch.Tensor | None = None
+        self._pixels: torch.Tensor | None = None  # the last batch of pictures (b, channels, y, x)
         self._tiles: list[PictureTiles] = []
-        self._begins = True
         self._times: Counter[str] = Counter()  # in this forward of the model
         self._video: Any = None  # the sizes of frames that a module was given
-        self._cut: tuple[int, Array] | None = None  # the side of a patch, and the sizes of pictures that were padded
 
     def begin(self) -> None:
         """Note that the model begins another forward."""
-        self._begins = True
         self._times.clear()
 
     def entering(self, name: str, module: nn.Module, given: dict[str, Any]) -> None:
-        """Note the sizes that a module is given."""
-        self._sound = self._sound or any(isinstance(given.get(x), torch.Tensor) for x in SOUNDS)
+        """Note the pictures, sounds and sizes that a module is given."""
         self._video = given.get("video_grid_thw", self._video)
+        if (source := self._of_pixels(module, given) or self._of_sound(module, given)) is not None:
+            self._take(self._nth(name), source)
         if isinstance(sizes := given.get("grid_thw"), torch.Tensor) and hasattr(module, "spatial_merge_size"):
             self._take(self._nth(name), self._of_blocks(module, given, sizes))
         if isinstance(sizes := given.get("spatial_shapes"), torch.Tensor):
@@ -156,19 +169,9 @@ class GridRecorder:
         sizes = given.get("image_sizes")
         if sizes is not None and (tiles := tiles_read(module, sizes)):
             self._tiles = tiles
-        if sizes is not None and isinstance(patch := getattr(module, "patch_size", None), int):
-            self._cut = patch, values(sizes) if isinstance(sizes, torch.Tensor) else np.asarray(sizes)
-
-    def leaving(self, name: str, module: nn.Module, given: dict[str, Any], output: Any) -> None:
-        """Note what a convolution made."""
-        if isinstance(module, nn.Conv1d | nn.Conv2d) and isinstance(output, torch.Tensor):
-            self._convolved(name, module, given.get("input"), output)
-        elif given.get("image_sizes") is not None:
-            self._cut = None
 
     def attended(self, layer: str, n_k: int, text: bool) -> None:
         """Note an attention call of a layer. text: its keys are a text."""
-        self._chain, self._begins = None, False
         source = None if text else next(reversed(self.sources.values()), None)
         if source is not None:
             source.attended(n_k)
@@ -180,35 +183,48 @@ class GridRecorder:
         ids (b, n): of its keys, if they are a text. decoders: modules that hold a cross-attention, whose own tokens are
         no patches.
         """
+        if isinstance(self.grid, PatchGrid):
+            return (self.grid,) if int(self.grid.tokens.max(initial=-1)) < layer.n_k else ()
         if ids is not None:
-            return self._in_text(ids)
-        source = self.of_layer.get(layer.name)
+            return self._in_text(ids) if self.grid is None else ()
+        source = self.of_layer.get(layer.name) if self.grid is None else self._of_caller(self.grid, layer.n_k)
         if source is None or source.length != layer.n_k:
             return ()
         if not (layer.cross or layer.rows) and (layer.n_q != layer.n_k or layer.name.rpartition(".")[0] in decoders):
             return ()
         own = source.own()
-        if source.together or len(own) == layer.batch:
-            return own
-        return tuple(replace(x, batch=None) for x in own) if len(own) == 1 else ()
+        if len(own) == 1:
+            return (replace(own[0], batch=None),)
+        return own if source.together or len(own) == layer.batch else ()
 
     def pictures(self) -> list[Any]:
         """Return the pixels of the pictures that were read last."""
         source = next(reversed(self.sources.values()), None)
         if source is None:
-            return [] if self._picture is None else self._draw(self._picture, None)
+            return [] if self._pixels is None else self._draw(self._pixels)
         source.drawn = source.drawn or source.draw()
         return source.drawn
+
+    def check(self, layers: Sequence[Layer]) -> None:
+        """Raise ValueError if no layer has the grid that the caller gave."""
+        if self.grid is None or not layers or any(layer.grids for layer in layers):
+            return
+        rows, columns = (self.grid.rows, self.grid.columns) if isinstance(self.grid, PatchGrid) else self.grid
+        counts = ", ".join(str(n) for n in sorted({layer.n_k for layer in layers}))
+        raise ValueError(
+            f"grid of {rows} × {columns} = {rows * columns} patches fits no layer: layers have {counts} keys that are "
+            f"no text, and at most {MOST_PREFIX} tokens may be before the patches"
+        )
 
     def why_not(self) -> str:
         """Return why no layer has a grid, in words."""
         source = next(reversed(self.sources.values()), None)
         if source is None:
-            return "no module of it tells how its patches lie"
+            return f"its configuration does not say where its patches are. {GIVE}"
         sizes = ", ".join(f"{rows} × {columns}" for rows, columns in source.sizes[:4])
         return (
             f"none of its attention calls reads the {sizes} patches of its picture in one sequence, as where windows "
-            "are shifted or only some patches are read"
+            f"are shifted or only some patches are read. {GIVE}"
         )
 
     def words(self, ids: Array) -> Array:
@@ -238,14 +254,14 @@ class GridRecorder:
         """Return the grids of pictures that were read whole and in tiles; none if tokens do not fit."""
         tiles, total = self._tiles, sum(x.count for x in self._tiles)
         of = next((x for x in reversed(self.sources.values()) if len(x.sizes) in (total, len(tiles))), None)
-        if of is None or of.pixels is None or of.sizes[0] != (tiles[0].side, tiles[0].side):
+        if of is None or not of.pixels or of.sizes[0] != (tiles[0].side, tiles[0].side):
             return ()
         if len(of.sizes) == len(tiles):  # several pictures in a text, which are read without tiles
             tiles = [PictureTiles(x.side) for x in tiles]
         tokens = split(places, [x.length for x in tiles])
         if tokens is None:
             return ()
-        read = np.split(values(of.pixels.float()), np.cumsum([x.count for x in tiles])[:-1])
+        read = np.split(values(torch.stack([*of.pixels]).float()), np.cumsum([x.count for x in tiles])[:-1])
         grids: list[PatchGrid] = []
         for number, ((batch, at), x, pixels) in enumerate(zip(tokens, tiles, read, strict=True), 1):
             made = x.grids(at, [self._coloured(one) for one in x.shown(pixels)], batch)
@@ -263,50 +279,74 @@ class GridRecorder:
         self.sources.pop(name, None)
         self.sources[name] = source
 
-    def _convolved(self, name: str, module: Any, given: Any, output: torch.Tensor) -> None:
-        dimensions = len(module.kernel_size)
-        if not isinstance(given, torch.Tensor) or given.ndim != dimensions + 2:
-            return
-        if self._chain is None:
-            self._chain = self._nth(name)
-            if given.shape[1] in (1, 3) or (self._begins and dimensions == 1):
-                self._picture = given.detach()
-            self._begins = False
-        if max(module.stride) < 2:
-            return
-        rows, columns = (1, *output.shape[2:]) if dimensions == 1 else output.shape[2:]
-        shown, sound = self._picture, self._sound or dimensions == 1
-        if shown is not None and not sound and shown.shape[2:] == given.shape[2:]:
-            shown = _of_patches(shown, module, rows, columns)
-        source = Source(
-            [(int(rows), int(columns))] * len(output), lambda: self._draw(shown, sound), sound=sound,
-            seconds=self._seconds(shown) if sound else None, flipped=sound and dimensions == 2,
-            pixels=None if sound else shown,
-        )  # fmt: skip
-        self._take(self._chain, source if self._cut is None else _cut(source, *self._cut))
+    def _of_pixels(self, module: Any, given: dict[str, Any]) -> Source | None:
+        """Return the pictures that a module is given, in patches of the size that its configuration says."""
+        pixels: Any = given.get("pixel_values")
+        if not _floats(pixels) or pixels.ndim != 4:
+            return None
+        self._pixels = pixels = pixels.detach()
+        config = getattr(module, "config", None)
+        patch = getattr(config, "patch_size", None)
+        patch = [patch, patch] if isinstance(patch, int) else patch
+        if not isinstance(patch, list | tuple) or len(patch) != 2:
+            return None
+        if getattr(config, "model_type", "") in BEFORE_OTHERS:
+            return None
+        height, width = patch
+        sizes: Any = given.get("image_sizes")
+        padded = sizes is not None  # to one size, as in Pixtral: patches of all pictures are one sequence
+        every = sizes if padded else [pixels.shape[2:]] * len(pixels)
+        shapes = [(int(y) // height, int(x) // width) for y, x in every]
+        read = [x[:, : rows * height, : columns * width] for x, (rows, columns) in zip(pixels, shapes, strict=False)]
+        return Source(shapes, lambda: self._draw(read), together=padded, pixels=read)
 
-    def _draw(self, read: torch.Tensor | None, sound: bool | None) -> list[Any]:
-        """Return the pixels of a batch of pictures, spectrograms or waveforms."""
+    def _of_sound(self, module: Any, given: dict[str, Any]) -> Source | None:
+        """Return the sounds that a module is given, in the frames that its configuration says."""
+        config: Any = getattr(module, "config", None)
+        read: Any = next((given[name].detach() for name in SOUNDS if _floats(given.get(name))), None)
         if read is None:
-            return []
-        drawn: list[Any] = []
-        for x in (values(one.float()) for one in read):
-            if x.ndim == 2:
-                drawn.append(pictures.waveform(x[0]) if len(x) == 1 else pictures.spectrogram(x))
-            else:
-                drawn.append(pictures.spectrogram(x[0]) if sound else self._coloured(x))
-        return drawn
+            return None
+        rows, columns = 1, int(read.shape[-1])
+        if read.ndim == 2 and hasattr(config, "conv_stride"):  # samples (b, n)
+            read = read[:, None]
+            for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+                columns = (columns - kernel) // stride + 1
+        elif read.ndim == 3 and hasattr(config, "time_stride"):  # (b, frames, frequencies), in patches of both
+            read, strides = read.mT, (config.frequency_stride, config.time_stride)
+            rows, columns = (
+                (size - config.patch_size) // stride + 1 for size, stride in zip(read.shape[1:], strides, strict=True)
+            )
+        elif read.ndim == 3 and hasattr(config, "max_source_positions"):  # (b, frequencies, frames)
+            columns = config.max_source_positions
+        else:
+            return None
+        return Source(
+            [(rows, columns)] * len(read), lambda: self._draw(read, sound=True), sound=True,
+            seconds=self._seconds(read), flipped=rows > 1,
+        )  # fmt: skip
+
+    def _of_caller(self, grid: tuple[int, int], n: int) -> Source:
+        """Return the pictures that the caller gave the grid of, their patches the last of n keys."""
+        shown = self.pictures()
+        source = Source([grid] * max(1, len(shown)), lambda: shown)
+        source.attended(n)
+        return source
+
+    def _draw(self, read: Iterable[torch.Tensor], sound: bool = False) -> list[Any]:
+        """Return the pixels of pictures (channels, y, x), or of spectrograms (y, x) or samples (1, n)."""
+        every = (values(one.float()) for one in read)
+        if not sound:
+            return [self._coloured(x) for x in every]
+        return [pictures.waveform(x[0]) if len(x) == 1 else pictures.spectrogram(x) for x in every]
 
     def _coloured(self, x: Array) -> Any:
         mean, std = (getattr(self.image, name, None) for name in ("image_mean", "image_std"))
         return pictures.coloured(x, mean, std) if isinstance(mean, list | tuple) else pictures.coloured(x)
 
-    def _seconds(self, read: torch.Tensor | None) -> float | None:
+    def _seconds(self, read: torch.Tensor) -> float | None:
         """Return the length of a sound, where the length of its frames is known."""
         rate, hop = (getattr(self.frames, name, None) for name in ("sampling_rate", "hop_length"))
-        if read is None:
-            return None
-        if read.ndim == 3 and read.shape[1] == 1:  # samples
+        if read.shape[1] == 1:  # samples
             return read.shape[-1] / rate if rate else None
         each = hop / rate if hop and rate else HOPS.get(getattr(self.config, "model_type", ""))
         return None if each is None else read.shape[-1] * each
@@ -348,28 +388,13 @@ class GridRecorder:
         return Source(shapes, draw, length=None if read is None else int(read.shape[1]))
 
 
-def _cut(source: Source, patch: int, sizes: Array) -> Source:
-    """Return pictures without their padding to one size, which follow each other in one sequence, as in Pixtral.
-
-    patch: the side of a patch. sizes: (height, width) of each picture.
-    """
-    shapes = [(int(height) // patch, int(width) // patch) for height, width in sizes]
-
-    def draw() -> list[Any]:
-        return [
-            x[: x.shape[0] * rows // most, : x.shape[1] * columns // wide]
-            for x, (rows, columns), (most, wide) in zip(source.draw(), shapes, source.sizes, strict=True)
-        ]
-
-    return Source(shapes, draw, together=True)
-
-
-def _of_patches(pictures: torch.Tensor, module: Any, rows: int, columns: int) -> torch.Tensor:
-    """Return the part of pictures that a convolution over patches reads: pixels that fill no patch are left out."""
-    if module.kernel_size != module.stride or module.padding not in ((0, 0), "valid"):
-        return pictures
-    height, width = module.stride
-    return pictures[..., : rows * height, : columns * width]
+def require_patches(model: nn.Module, name: str) -> None:
+    """Raise ValueError for a model none of whose configurations has one of `SAY`."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    if not any(hasattr(config, say) for config in configs for say in SAY):
+        raise ValueError(
+            f"a picture goes with a grid of patches, and no configuration of {name} has patch_size. {GIVE}"
+        )
 
 
 def given_queries(queries: Any) -> Array | str | None:

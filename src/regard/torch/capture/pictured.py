@@ -10,6 +10,7 @@ from torch import nn
 from regard.interpret.capture.captured import Capture
 from regard.runtime.progress import Stage
 from regard.torch.capture.forward import FEW, attention_seen, layers_reported, without_logits
+from regard.torch.capture.grids import require_patches
 from regard.torch.capture.recorder import capture
 
 QUESTION = "Describe this picture."
@@ -33,13 +34,15 @@ def read(
     """Capture a model's attention to a picture, and to a text if it reads both.
 
     image: of Pillow. text: by default `QUESTION`, for a processor with a tokenizer. Raises ValueError where the
-    processor or the model refuses them, and where no attention call reads the patches of the picture.
+    processor or the model refuses them, and where no attention call reads the patches of the picture; before any work
+    if no configuration of the model has `patch_size`.
     """
     named = type(network).__name__
     if not hasattr(processor, "image_processor") and not hasattr(processor, "image_mean"):
         raise TypeError(
             f"a picture needs a processor of transformers that reads pictures, got {type(processor).__name__}"
         )
+    require_patches(network, named)
     try:
         inputs = inputs_of(processor, image, text)
     except (TypeError, ValueError, KeyError, ImportError) as error:

@@ -27,14 +27,14 @@ from torch import nn
 from regard.core.layout import Layout
 from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.captured import Capture
-from regard.interpret.capture.grids import given_grid, with_grid
+from regard.interpret.capture.grids import given_grid
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.capture.pictures import pixels
 from regard.runtime.memory import unpooled
 from regard.torch import adapter
 from regard.torch.arrays import autocast
-from regard.torch.capture.grids import GridRecorder, given_queries
+from regard.torch.capture.grids import GridRecorder, given_queries, require_patches
 from regard.torch.capture.switched import SdpaMode, on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
@@ -73,13 +73,15 @@ def capture(
     labels, grid = _labels(tokenizer), given_grid(grid)
     shown = None if image is None else pixels(image)
     seen = Capture(model=_name(model))
+    if grid is None and shown is not None:
+        require_patches(model, seen.model)
     with ExitStack() as stack:
         folder = None
         if path is not None:
             folder = Path(tempfile.mkdtemp(prefix=".regard-", dir=Path(path).absolute().parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         recorder = Recorder(model, layers, heads, memory, folder, values, given_queries(queries))
-        recorder.read = GridRecorder(model, tokenizer)
+        recorder.read = GridRecorder(model, tokenizer, grid)
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
             switched.enter_context(recorder.hooked())
@@ -87,11 +89,12 @@ def capture(
             switched.enter_context(adapter.watched(recorder.attention))
             switched.enter_context(SdpaMode())
             yield seen
-        seen.layers, seen.tokens = recorder.finished(labels, grid)
+        seen.layers, seen.tokens = recorder.finished(labels)
         seen.dropped = recorder.dropped
         if (shown is not None or gridded) and recorder.calls and not any(layer.grids for layer in seen.layers):
-            why = f"{seen.model} has none that is known: {recorder.read.why_not()}"
-            raise ValueError(f"a picture goes with a grid of patches, and {why}")
+            raise ValueError(
+                f"a picture goes with a grid of patches, and {seen.model} has none: {recorder.read.why_not()}"
+            )
         if shown is not None:
             seen.layers = seen.showing(shown).layers
         if path is not None:
@@ -235,9 +238,7 @@ class Recorder:
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread and self._running and self._running[-1].module is module:
-            running = self._running.pop()
-            if not in_backward():
-                self.read.leaving(running.name, module, running.given, output)
+            self._running.pop()
             if not self._running:
                 self._last = None
                 self._again.close()
@@ -425,13 +426,10 @@ class Recorder:
                 named = type(self.model).__name__
                 raise ValueError(f"layers: {x!r} is no layer of {named}; it has {_listed(self.seen)}")
 
-    def finished(
-        self, labels: Callable[[list[int]], list[str]] | None, grid: Any = None
-    ) -> tuple[list[Layer], dict[str, Tokens]]:
+    def finished(self, labels: Callable[[list[int]], list[str]] | None) -> tuple[list[Layer], dict[str, Tokens]]:
         """Return the layers, and the texts that the model read.
 
-        grid: of pictures, where the caller knows it. Raises ValueError if a chosen layer does not exist, and for a grid
-        that no layer fits.
+        Raises ValueError if a chosen layer does not exist, and for a grid of the caller that no layer fits.
         """
         self._check_chosen()
         self._cut_rejected()
@@ -448,13 +446,11 @@ class Recorder:
                 of_query = self.texts.name(query, modules[number], modules)
                 texts = of_query, of_query if key is query else self.texts.name(key)
                 layers.append(self.kept[name].layer(name, sizes, texts, number))
-        if grid is not None:
-            return with_grid(layers, grid, self.read.pictures()), tokens
         decoders = {name.rpartition(".")[0] for name, call in self.seen.items() if call.kind[0]}
         texts_of = {name: x.ids for name, x in tokens.items()}
-        return [
-            replace(x, grids=self.read.grids(x, texts_of.get(x.key_tokens or ""), decoders)) for x in layers
-        ], tokens
+        layers = [replace(x, grids=self.read.grids(x, texts_of.get(x.key_tokens or ""), decoders)) for x in layers]
+        self.read.check(layers)
+        return layers, tokens
 
     def _cut_rejected(self) -> None:
         """Cut off the tokens that were not accepted of the last call.

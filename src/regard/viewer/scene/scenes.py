@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regard.viewer.scene.running import Predicts, Runner
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand", "picture"]
+Kind = Literal["example", "cross", "model", "capture", "arrays", "weights", "words", "hand"]
 
 SMALL = 2**22
 """Query-key pairs up to which NumPy's tiles take less time than a compiler."""
@@ -182,9 +182,8 @@ class Scene:
     token ids for scores of repetition. prefix: tokens that must agree for a place to count as a copy of another.
     runner, run, settings: the model that runs here, what it keeps of this run, and the run's settings; the text can
     then be edited. part: the scene's place among those of its run. predicts: what the model expects at each query.
-    following: likely next tokens with their probabilities. odds: what the model makes of a picture, the likeliest
-    first. opening: what to show first, by default what `finding` picks. grids: of pictures and sounds among the keys,
-    and among the queries unless layers are cross-attention.
+    following: likely next tokens with their probabilities. opening: what to show first, by default what `finding`
+    picks. grids: of pictures and sounds among the keys, and among the queries unless layers are cross-attention.
     """
 
     name: str
@@ -201,7 +200,6 @@ class Scene:
     part: int = 0
     predicts: "Predicts" = ""
     following: tuple[tuple[str, float], ...] = ()
-    odds: tuple[tuple[str, float], ...] = ()
     opening: Opening | None = None
     grids: tuple[PatchGrid, ...] = ()
 
@@ -262,9 +260,8 @@ class Scene:
 
     def _pictured(self) -> dict[str, Any]:
         """Return what a scene with pictures has in its entry; nothing of others."""
-        odds = [{"token": name, "probability": share} for name, share in self.odds]
         unlike = bool(self.query_tokens) and not self.key_tokens  # a text whose keys are patches or frames
-        more = (("grids", self._described_grids()), ("odds", odds), ("has_query_tokens", unlike))
+        more = (("grids", self._described_grids()), ("has_query_tokens", unlike))
         return {name: x for name, x in more if x}
 
     def _described_grids(self) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from regard.ops.attention import attention
 from regard.ops.normalization import problem_from
 from regard.runtime.forks import cached_property
 from regard.runtime.progress import Stage
-from regard.viewer.scene.digits import digit
 from regard.viewer.scene.labels import byte_label, byte_tokens, first_words
 from regard.viewer.scene.running import Expected, Heads, Predicts, Replacement
 from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
@@ -280,12 +279,12 @@ def _by_hand(name: str, x: Array, first: Array, second: Array, source: Array | N
 
 
 def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """Add what was made by hand, and a picture, to scenes of regard's own model.
+    """Add what was made by hand to scenes of regard's own model.
 
     Only a page shows several scenes.
     """
     own = bool(scenes) and scenes[0].kind == "example"
-    return (*scenes, sentence(), translation(), digit()) if own else tuple(scenes)
+    return (*scenes, sentence(), translation()) if own else tuple(scenes)
 
 
 def arrays(

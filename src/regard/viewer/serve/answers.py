@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from regard.examplemodel import ExampleModel
-from regard.interpret.examplemodel.vit import ExampleViT
 from regard.viewer.data.questions import Answer, Query, Question, Refused
 from regard.viewer.scene.labels import brief
 from regard.viewer.scene.scenes import Array, Head, Scene, Unknown
@@ -85,17 +84,14 @@ class Answers:
         """Return the cached head of a scene."""
         return self.results.head(Question((name, self.registry[name]), b, {}, layer, head))
 
-    def page(self, name: str, limit: int = LARGEST, model: ExampleModel | ExampleViT | None = None) -> str:
+    def page(self, name: str, limit: int = LARGEST, model: ExampleModel | None = None) -> str:
         """Return the scene with this id as one HTML file: its first batch element.
 
-        model: the one that made the scene; the file holds it, and reads texts that are typed. The small model of the
-        digit on a picture is held in any case.
+        model: the one that made the scene; the file holds it, and reads texts that are typed.
 
         Of a scene with pictures that is larger than `limit` bytes, the file holds the rows of words. Raises ValueError,
         before any work, if these are more too.
         """
-        if model is None and self.registry[name].kind == "picture":
-            model = ExampleViT.load()
         contents = Contents.of(name, self.registry[name], limit, editable=model is not None)
         scenes = self.get("scenes").content
         assert isinstance(scenes, dict)

@@ -19,11 +19,9 @@ from html import escape
 from typing import Any
 
 from regard.examplemodel import ExampleModel
-from regard.interpret.examplemodel.vit import ExampleViT
 from regard.interpret.heads import NOTABLE
 from regard.interpret.table import CAUTION
 from regard.viewer.data.questions import Answer
-from regard.viewer.scene.digits import stored_pictures
 from regard.viewer.scene.labels import encodable, readable
 from regard.viewer.scene.scenes import Head
 from regard.viewer.scene.sources import ABOUT_MODEL
@@ -47,14 +45,14 @@ def page(
     scenes: dict[str, Any],
     answers: Mapping[str, Answer],
     heads: Mapping[tuple[int, int], Head],
-    model: ExampleModel | ExampleViT | None = None,
+    model: ExampleModel | None = None,
     rows: dict[str, Any] | None = None,
 ) -> str:
     """Return the file of a scene.
 
     scenes: the answer that lists it. answers: those at `contents.paths`. heads: those of `contents.computed`. model:
-    the one that made the scene; the file holds it, and reads texts that are typed or pictures that are
-    drawn. rows: those of words, as `WordRows.stored` returns them.
+    the one that made the scene; the file holds it, and reads texts that are typed. rows: those of words, as
+    `WordRows.stored` returns them.
     """
     name = contents.name
     more = {"editable": contents.editable} | ({} if rows is None else {"held": rows["held"]})
@@ -101,16 +99,16 @@ def _html(contents: Contents, data: dict[str, Any]) -> str:
     return text
 
 
-def _model(model: ExampleModel | ExampleViT, compiled: bool) -> dict[str, Any]:
+def _model(model: ExampleModel, compiled: bool) -> dict[str, Any]:
     """Return what a page needs to run the model.
 
     compiled: add the kernel of its products.
     """
-    weights = base64(model.to_safetensors())
-    if isinstance(model, ExampleViT):
-        stored: dict[str, Any] = {"vit": weights, "pictures": base64(stored_pictures())}
-    else:
-        stored = {"weights": weights, "note": ABOUT_MODEL, "caution": {"text": CAUTION, "least": NOTABLE}}
+    stored = {
+        "weights": base64(model.to_safetensors()),
+        "note": ABOUT_MODEL,
+        "caution": {"text": CAUTION, "least": NOTABLE},
+    }
     return stored | ({"product": base64(product())} if compiled else {})
 
 

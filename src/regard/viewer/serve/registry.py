@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -78,7 +77,7 @@ class Registry:
         self._scenes: dict[str, Scene] = {}
         self._lock = renewed(self, "_lock", threading.Lock)
         self._worker = Worker(patience=None)
-        self._typed: Counter[str] = Counter()
+        self._typed = 0
         self._waiting = 0
         self._latest: dict[str | None, Run] = {}  # by the stage to replace, while runs wait
         self._leaving: dict[str, Scene] = {}  # dropped by the last run: a page may still ask about them
@@ -104,7 +103,7 @@ class Registry:
         """
         scene = self._scenes.get(name) or self._leaving.get(name)
         if scene is None:
-            typed = re.fullmatch(r"(example|model|picture)(-\d+)?", name)
+            typed = re.fullmatch(r"(example|model)(-\d+)?", name)
             gone = "it was given up for later ones; run it again" if typed else "see scenes"
             raise Refused(404, f"there is no scene {brief(name)}: {gone}")
         return scene
@@ -190,8 +189,8 @@ class Registry:
     def _new_name(self, scene: Scene) -> str:
         base, number = scene.kind, 1
         if scene.settings is not None:
-            self._typed[base] += 1
-            number = self._typed[base]
+            self._typed += 1
+            number = self._typed
         name = base if number == 1 else f"{base}-{number}"
         while name in self._scenes:
             number += 1
