@@ -149,20 +149,21 @@ def arrays(module: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("positions", [None, "rope", "alibi", "relative", Relative(4, num_buckets=8, max_distance=9)])
 def test_positions_in_a_module(positions: Any) -> None:
-    module = randomized(MultiHeadAttention(16, 4, positions=positions, causal=True).double())
+    scores = [regard.softcap(0.5)] if positions in ("rope", "alibi") else []  # positions are added after them
+    module = randomized(MultiHeadAttention(16, 4, positions=positions, causal=True, score=scores or None).double())
     x = randn(2, 7, 16)
     q, k, v = (
         w(x).unflatten(-1, (4, 4)).transpose(1, 2).detach().numpy() for w in (module.w_q, module.w_k, module.w_v)
     )
-    score = None
     if positions == "rope":
         q, k = rope(q), rope(k)
     elif positions == "alibi":
-        score = regard.alibi(alibi_slopes(4))
+        scores.append(regard.alibi(alibi_slopes(4)))
     elif positions is not None:
         table = module.positions.table.detach().numpy()
-        score = regard.relative(table, **({} if positions == "relative" else {"buckets": "t5", "max_distance": 9}))
-    expected = regard.attention(q, k, v, causal=True, score=score).swapaxes(1, 2).reshape(2, 7, 16)
+        options = {} if positions == "relative" else {"buckets": "t5", "max_distance": 9}
+        scores.append(regard.relative(table, **options))
+    expected = regard.attention(q, k, v, causal=True, score=scores).swapaxes(1, 2).reshape(2, 7, 16)
     out = module(x)
     close(out, module.w_o(torch.from_numpy(expected)))
     if isinstance(module.positions, Relative):

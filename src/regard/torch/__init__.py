@@ -25,7 +25,8 @@
 | `graph/` | calls in graphs that PyTorch traces |
 | `nn/` | modules |
 | `dropins/` | functions of PyTorch, transformers and other packages, replaced |
-| `natten`, `flash_attn`, `xformers` | the functions of NATTEN, FlashAttention 2 and xFormers, by name |
+| `natten`, `flash_attn` | the functions of NATTEN and FlashAttention 2, by name |
+| `xformers` | an error that names `stand_in` |
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
 

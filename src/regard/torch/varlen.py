@@ -147,10 +147,13 @@ def _few(ends: tuple[int, ...]) -> str:
 
 
 def packed_rules(
-    ends_q: tuple[int, ...], ends_k: tuple[int, ...], mask: Any, score: Any, causal: bool
-) -> dict[str, Any]:  # fmt: skip
-    """Return the mask and the score of packed rows, of those of each sequence by itself."""
-    same_sequence, at = _packed(ends_q, ends_k, causal)
+    ends_q: tuple[int, ...], ends_k: tuple[int, ...], mask: Any, score: Any, causal: bool, *, from_first: bool = False
+) -> dict[str, Any]:
+    """Return the mask and the score of packed rows, of those of each sequence by itself.
+
+    from_first: the first query of a sequence is aligned with its first key, else the last with the last.
+    """
+    same_sequence, at = _packed(ends_q, ends_k, causal, from_first)
     rules: dict[str, Any] = {
         "mask": None if mask is None else as_mask(mask),
         "score": None if score is None else as_score(score),
@@ -165,7 +168,9 @@ def packed_rules(
 
 
 @functools.lru_cache(maxsize=64)
-def _packed(ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: bool) -> tuple[Mask | None, Any]:
+def _packed(
+    ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: bool, from_first: bool = False
+) -> tuple[Mask | None, Any]:
     """Return the mask of packed sequences, and the node that replaces i in rules.
 
     The node is the key that a query is aligned with; None for its own row. The result is cached, so
@@ -178,7 +183,8 @@ def _packed(ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: boo
     same_sequence = documents(np.repeat(numbers, lengths), np.repeat(numbers, key_lengths))
     at = I
     if ends_q != ends_k:
-        shift = table(np.repeat(np.subtract(ends_k, ends_q)[1:], lengths))
+        shifts = np.subtract(ends_k, ends_q)
+        shift = table(np.repeat(shifts[:-1] if from_first else shifts[1:], lengths))
         at = I + shift[I]
     if ends_at_query:
         rule = causal()

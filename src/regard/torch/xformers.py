@@ -1,11 +1,3 @@
-"""xFormers' `memory_efficient_attention` and its biases, on regard's kernels.
+"""No names: `regard.torch.stand_in("xformers")` provides `xformers.ops`, and an import from here says so."""
 
-`from regard.torch.xformers import memory_efficient_attention, BlockDiagonalMask`.
-"""
-
-from regard.torch.dropins import xformers_biases
-from regard.torch.dropins.xformers import memory_efficient_attention
-
-globals().update(xformers_biases.CLASSES)
-
-__all__ = ["memory_efficient_attention", *sorted(xformers_biases.CLASSES)]
+from regard.torch.dropins.xformers import missing as __getattr__  # noqa: F401

@@ -16,5 +16,5 @@
 | `flash_options` | their arguments: checks, and the rules that they mean |
 | `flash_modules` | the modules of flash-attn that have them |
 | `triangle`, `proteins` | triangle attention; attention of Boltz and OpenFold-3 |
-| `xformers`, `xformers_biases` | xFormers' function, and its classes of biases |
+| `xformers` | xFormers' function, and its causal and block-diagonal masks |
 """

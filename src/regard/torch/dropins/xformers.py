@@ -1,68 +1,47 @@
-"""xFormers' `memory_efficient_attention`, with its biases as rules."""
+"""xFormers' `memory_efficient_attention`, with its causal and block-diagonal masks as rules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
 import importlib
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, Self
 
-import numpy as np
 import torch
 
-from regard import rules
-from regard.rules import Mask
 from regard.torch.adapter import positions_first
-from regard.torch.dropins import xformers_biases
+from regard.torch.arrays import checked
 from regard.torch.dropins.packages import Attribute, Package
-
-Intervals = tuple[tuple[int, int], ...]
-
-
-class DiagonalBand(NamedTuple):
-    """The keys that a query sees in its sequence: left before its own to right after it, None for all.
-
-    last: the last query is aligned with the last key, else the first with the first.
-    """
-
-    last: bool = False
-    left: int | None = None
-    right: int | None = None
+from regard.torch.varlen import packed_rules
 
 
-def _local(x: Any) -> DiagonalBand:
-    return DiagonalBand(True, x.window_left, x.window_right)
+class LowerTriangularMask:
+    """Query i sees the keys j ≤ i."""
+
+    def __init__(self, device: Any = None) -> None:
+        pass
 
 
-def _causal(last: bool) -> Callable[[Any], DiagonalBand]:
-    return lambda x: DiagonalBand(last, None, 0)
+class BlockDiagonalMask:
+    """Each query sees the keys of its sequence; sequences follow each other."""
+
+    def __init__(self, q_seqinfo: Any, k_seqinfo: Any) -> None:
+        self.q_seqinfo, self.k_seqinfo = q_seqinfo, k_seqinfo
+
+    @classmethod
+    def from_seqlens(
+        cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None, *, device: Any = None
+    ) -> Self:
+        lengths = (q_seqlen, q_seqlen if kv_seqlen is None else kv_seqlen)
+        return cls(*(SimpleNamespace(seqstart_py=[0, *accumulate(x)]) for x in lengths))
+
+    def make_causal(self) -> BlockDiagonalCausalMask:
+        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo)
 
 
-def _causal_local(last: bool) -> Callable[[Any], DiagonalBand]:
-    return lambda x: DiagonalBand(last, x._window_size - 1, 0)
-
-
-BANDS: dict[str, Callable[[Any], DiagonalBand]] = {
-    "LowerTriangularMask": _causal(last=False),
-    "LowerTriangularMaskWithTensorBias": _causal(last=False),
-    "LowerTriangularFromBottomRightMask": _causal(last=True),
-    "LowerTriangularFromBottomRightLocalAttentionMask": _causal_local(last=True),
-    "LocalAttentionFromBottomRightMask": _local,
-    "BlockDiagonalMask": lambda x: DiagonalBand(),
-    "BlockDiagonalCausalMask": _causal(last=False),
-    "BlockDiagonalCausalFromBottomRightMask": _causal(last=True),
-    "BlockDiagonalCausalLocalAttentionMask": _causal_local(last=False),
-    "BlockDiagonalCausalLocalAttentionFromBottomRightMask": _causal_local(last=True),
-    "BlockDiagonalPaddedKeysMask": lambda x: DiagonalBand(),
-    "BlockDiagonalCausalWithOffsetPaddedKeysMask": _causal(last=True),
-    "BlockDiagonalLocalAttentionPaddedKeysMask": _local,
-    "BlockDiagonalCausalLocalAttentionPaddedKeysMask": _causal_local(last=True),
-    "BlockDiagonalGappyKeysMask": lambda x: DiagonalBand(),
-    "BlockDiagonalCausalWithOffsetGappyKeysMask": _causal(last=True),
-    "BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask": _local,
-}
-"""By the name of the class, so that those of the package and ours are read alike."""
+class BlockDiagonalCausalMask(BlockDiagonalMask):
+    """The same, and causal from the first query and the first key of each sequence on."""
 
 
 def memory_efficient_attention(
@@ -78,151 +57,63 @@ def memory_efficient_attention(
 ) -> torch.Tensor:
     """Compute `xformers.ops.memory_efficient_attention` in O(n) memory, on any device.
 
-    Args:
-        query: (batch, n_q, h, d); or (batch, n_q, d); or (batch, n_q, groups, h, d).
-        key: (batch, n_k, h, d), of as many dimensions as query. Grouped heads that are expanded are
-            read once.
-        value: (batch, n_k, h, d_v).
-        attn_bias: floats (batch, h, n_q, n_k) that are added to the scores, and have a gradient; or
-            one of the classes of `xformers.ops.fmha.attn_bias`, except paged ones.
-        p: share of the weights that is dropped.
-        scale: factor of the products, by default 1/√d.
-        op: no effect; there is one kernel.
-        output_dtype: that of the result, by default of query.
-
-    Returns out (batch, n_q, h, d_v), of as many dimensions as query, 0 where a query sees no key.
-
-    Raises ValueError as xFormers does, NotImplementedError for a bias of another class.
-
-    >>> import torch
-    >>> from regard.torch.xformers import LowerTriangularMask, memory_efficient_attention
-    >>> q = torch.randn(2, 10, 8, 16)
-    >>> memory_efficient_attention(q, q, q, attn_bias=LowerTriangularMask()).shape
-    torch.Size([2, 10, 8, 16])
+    query (B, M, H, K), key (B, N, H, K), value (B, N, H, V); or without H; or with G, H in its place.
+    attn_bias: a tensor (B, H, M, N), or a mask, ours or xFormers' of the same name. p: the share of
+    weights that is dropped. op: no effect. Returns (B, M, H, V), 0 where a query sees no key.
     """
-    _check(query, key, value, attn_bias, p)
-    options: dict[str, Any] = {"scale": scale, "dropout": p if 0.0 < p < 1.0 else None}
-    if isinstance(attn_bias, torch.Tensor):
-        options["bias"] = _rank_4(attn_bias, query.ndim)
-    elif attn_bias is not None:
-        options |= rules_of(attn_bias, query.shape[1], key.shape[1])
-    out: torch.Tensor = positions_first(*_heads(query, key, value), **options)
-    out = torch.nn.functional.dropout(out, 1.0) if p == 1.0 else out
-    out = out.reshape(*query.shape[:-1], value.shape[-1])
+    tensors = {"query": query, "key": key, "value": value}
+    q, k, v = (tuple(checked(name, x).shape) for name, x in tensors.items())
+    if len(q) not in (3, 4, 5) or any((len(x), x[0], x[2:-1]) != (len(q), q[0], q[2:-1]) for x in (k, v)):
+        raise ValueError(f"query, key and value must be (B, M, H, K), (B, M, K) or (B, M, G, H, K), got {q}, {k}, {v}")
+    options = _options(attn_bias, (q[0], *q[2:-1], q[1], k[1]))
+    if len(q) == 5 and key.stride(3) == value.stride(3) == 0:  # expanded heads are read once
+        key, value = key[:, :, :, :1], value[:, :, :, :1]
+    heads = (x.unsqueeze(2).flatten(2, -2) for x in (query, key, value))
+    out: torch.Tensor = positions_first(*heads, scale=scale, dropout=p or None, **options)
+    out = out.reshape(*q[:-1], v[-1])
     return out if output_dtype is None else out.to(output_dtype)
 
 
-def rules_of(attn_bias: Any, n_q: int, n_k: int) -> dict[str, Any]:
-    """Return the options of `regard.attention` that a bias of xFormers means, None where they are defaults.
-
-    n_q, n_k: the rows of query and key.
-    """
-    name = type(attn_bias).__name__
-    if name not in BANDS:
-        raise NotImplementedError(f"attn_bias of the class {name} has no rule: give it as a tensor, by .materialize()")
-    band = BANDS[name](attn_bias)
-    if hasattr(attn_bias, "q_seqinfo"):
-        q, k = (tuple(x.intervals()) for x in (attn_bias.q_seqinfo, attn_bias.k_seqinfo))
-        for what, n, info in (("query", n_q, attn_bias.q_seqinfo), ("key", n_k, attn_bias.k_seqinfo)):
-            if n != info.seqstart_py[-1]:
-                raise ValueError(f"attn_bias is for {info.seqstart_py[-1]} rows of {what}, got {n}")
-        return {"mask": _packed(q, k, n_k, band), "offset": 0} if n_q and n_k else {}
-    options = {} if band.last else {"offset": 0}
-    tensor = getattr(attn_bias, "_bias", None)
-    if (band.left, band.right) == (None, 0):
-        return options | {"causal": True, "bias": None if tensor is None else _rank_4(tensor, 4)}
-    return options | {"mask": _window(band.left, band.right)}
+def _options(attn_bias: Any, scores: tuple[int, ...]) -> dict[str, Any]:
+    """Return the options of `regard.attention` that a bias means, for scores of shape (B, H, M, N)."""
+    name = type(attn_bias).__name__  # xFormers' masks and ours are read alike
+    if attn_bias is None:
+        return {}
+    if isinstance(attn_bias, torch.Tensor):
+        if attn_bias.shape != scores:
+            raise ValueError(f"attn_bias must have shape {scores}, got {tuple(attn_bias.shape)}")
+        return {"bias": attn_bias.unsqueeze(1).flatten(1, -3)}
+    if name == "LowerTriangularMask":
+        return {"causal": True, "offset": 0}
+    if name in ("BlockDiagonalMask", "BlockDiagonalCausalMask"):
+        q, k = (tuple(x.seqstart_py) for x in (attn_bias.q_seqinfo, attn_bias.k_seqinfo))
+        if (1, q[-1], k[-1], len(k)) != (scores[0], *scores[-2:], len(q)):
+            raise ValueError(f"attn_bias has sequences at {q} and {k}, which does not fit scores of shape {scores}")
+        return packed_rules(q, k, None, None, name == "BlockDiagonalCausalMask", from_first=True) | {"offset": 0}
+    masks = ", ".join(x.__name__ for x in MASKS)
+    raise NotImplementedError(f"attn_bias must be None, a tensor or one of {masks}, got {name}")
 
 
-_window = lru_cache(rules.window)
-
-
-@lru_cache
-def _packed(q: Intervals, k: Intervals, n_k: int, band: DiagonalBand) -> Mask:
-    """Return the mask of sequences that follow each other, where keys may have gaps between them.
-
-    q, k: the first row of each sequence, and the end. Equal masks are one, so that calls find their cached plans.
-    """
-    own = np.repeat(np.arange(len(q)), [end - first for first, end in q])
-    keys = np.full(n_k, len(q))  # no query's sequence
-    for sequence, (first, end) in enumerate(k):
-        keys[first:end] = sequence
-    mask = rules.documents(own, keys)
-    if band.left is None and band.right is None:
-        return mask
-    at = int(band.last)
-    shift = rules.Table(np.repeat([y[at] - x[at] for x, y in zip(q, k, strict=True)], np.diff(q)[:, 0]))
-    if band.left is not None:
-        mask &= rules.mask(lambda b, h, i, j: i + shift[i] - j <= band.left)
-    if band.right is not None:
-        mask &= rules.mask(lambda b, h, i, j: j - i - shift[i] <= band.right)
-    return mask
-
-
-def _heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return operands as (batch, n, h, d); expanded heads of keys and values are one."""
-    if query.ndim == 3:
-        return query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
-    if query.ndim == 4:
-        return query, key, value
-    if key.stride(3) == value.stride(3) == 0:
-        return query.flatten(2, 3), key[:, :, :, 0], value[:, :, :, 0]
-    return query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3)
-
-
-def _rank_4(bias: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return a bias as (batch, h, n_q, n_k), for operands of `ndim` dimensions."""
-    if ndim == 3:
-        return bias.unsqueeze(1)
-    return bias.flatten(1, 2) if bias.ndim == 5 else bias
-
-
-def _check(query: Any, key: Any, value: Any, attn_bias: Any, p: float) -> None:
-    given = {"query": query, "key": key, "value": value}
-    for name, x in given.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {rules.type_name(x)}")
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
-    if query.ndim not in (3, 4, 5) or not query.ndim == key.ndim == value.ndim:
-        raise ValueError(f"Query/Key/Value should all have BMGHK, BMHK or BMK shape, got {shapes}")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(
-            f"Query/Key/Value should all have the same dtype, got {query.dtype}, {key.dtype} and {value.dtype}"
-        )
-    heads = query.shape[2:-1]
-    if not (query.shape[0] == key.shape[0] == value.shape[0] and key.shape[1] == value.shape[1]) or not (
-        query.shape[-1] == key.shape[-1] and heads == key.shape[2:-1] == value.shape[2:-1]
-    ):
-        raise ValueError(f"Incompatible shapes for attention inputs: {shapes}; use `expand` to broadcast")
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"Invalid dropout probability: p={p}")
-    tensor = attn_bias if isinstance(attn_bias, torch.Tensor) else getattr(attn_bias, "_bias", None)
-    expected = (query.shape[0], *heads, query.shape[1], key.shape[1])
-    if tensor is not None and tuple(tensor.shape) != expected:
-        raise ValueError(f"Invalid shape for attention bias: {tuple(tensor.shape)} (expected {expected})")
-    if hasattr(attn_bias, "q_seqinfo") and query.shape[0] != 1:
-        raise ValueError(f"Expected batch_size=1 when using block-diagonal bias, got {shapes}")
+def missing(name: str) -> Any:
+    """Raise ImportError for a name that is not provided, as the `__getattr__` of a module."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    raise ImportError(f"no {name} here: after regard.torch.stand_in('xformers'), xformers.ops has {', '.join(NAMES)}")
 
 
 def _replaced() -> Iterable[Attribute]:
     """Replace the function where models look it up."""
-    name = "memory_efficient_attention"
-    modules = [importlib.import_module(module) for module in ("xformers.ops", "xformers.ops.fmha")]
-    return [(module, name, memory_efficient_attention) for module in modules]
+    modules = [importlib.import_module(module) for module in MODULES[:2]]
+    return [(module, "memory_efficient_attention", memory_efficient_attention) for module in modules]
 
 
-FUNCTION = {"memory_efficient_attention": memory_efficient_attention}
+MASKS = (LowerTriangularMask, BlockDiagonalMask, BlockDiagonalCausalMask)
+NAMES = {x.__name__: x for x in (memory_efficient_attention, torch.unbind, *MASKS)}
+MODULES = ("xformers.ops", "xformers.ops.fmha", "xformers.ops.fmha.attn_bias")
 PACKAGE = Package(
     name="xformers",
     distribution="xformers",
     version="0.0.35",
-    modules=MappingProxyType(
-        {
-            "xformers": {},
-            "xformers.ops": FUNCTION | {"unbind": torch.unbind} | xformers_biases.OF_OPS,
-            "xformers.ops.fmha": FUNCTION | xformers_biases.CLASSES,
-            "xformers.ops.fmha.attn_bias": xformers_biases.CLASSES,
-        }
-    ),
+    modules={"xformers": {}, **dict.fromkeys(MODULES, NAMES | {"__getattr__": missing})},
     replaced=_replaced,
 )

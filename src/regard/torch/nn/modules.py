@@ -30,7 +30,6 @@ _ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "silu": F.silu,
     "swiglu": F.silu,
 }
-_NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class CopyOptions(TypedDict, total=False):
@@ -103,11 +102,15 @@ class KVCache:
         """Append keys and values; return all so far, (..., n, h_kv, d), as views."""
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise RuntimeError("a KVCache is for inference: call the module under torch.no_grad()")
+        rows = [x.transpose(-2, -3) for x in (key, value)]  # a head's rows are one stretch of memory for decode steps
         begin, self._length = self._length, self._length + key.shape[-3]
-        if not self._parts or self._length > self._parts[0].shape[-2]:
-            self._grow(key, value, begin)
-        for part, x in zip(self._parts, (key, value), strict=True):
-            part[..., begin : self._length, :] = x.transpose(-2, -3)
+        if not self._parts:
+            self._parts = [x[..., :0, :] for x in rows]
+        missing = self._length - self._parts[0].shape[-2]
+        if missing > 0:
+            self._parts = [F.pad(part, (0, 0, 0, max(missing, begin))) for part in self._parts]
+        for part, x in zip(self._parts, rows, strict=True):
+            part[..., begin : self._length, :] = x
         return self.parts()
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,16 +121,6 @@ class KVCache:
     def reorder(self, index: torch.Tensor) -> None:
         """Reorder or repeat batch entries, as beam search needs."""
         self._parts = [part.index_select(0, index) for part in self._parts]
-
-    def _grow(self, key: torch.Tensor, value: torch.Tensor, filled: int) -> None:
-        # Heads before positions: in a decode step a head reads one stretch of memory.
-        old, self._parts = self._parts, []
-        for n, x in enumerate((key, value)):
-            *lead, _, h, d = x.shape
-            part = x.new_empty(*lead, h, max(2 * filled, self._length), d)
-            if old:
-                part[..., :filled, :] = old[n][..., :filled, :]
-            self._parts.append(part)
 
     def __repr__(self) -> str:
         return f"KVCache of {self._length} keys"
@@ -179,8 +172,7 @@ class MultiHeadAttention(nn.Module):
         sink: each head learns a logit that takes weight and gives no value; initially 0.
         device, dtype: of the parameters.
 
-    Raises:
-        TypeError, ValueError: naming the argument, what was given and what was expected.
+    Raises TypeError or ValueError that names the argument, what was given and what was expected.
 
     >>> attention = MultiHeadAttention(64, 8, num_kv_heads=2, causal=True, positions="rope")
     >>> attention(torch.randn(3, 10, 64)).shape
@@ -257,18 +249,13 @@ class MultiHeadAttention(nn.Module):
             bias=module.in_proj_bias is not None, dropout=module.dropout, sink=module.add_zero_attn,
             device=weight.device, dtype=weight.dtype, **options,
         )  # fmt: skip
-        packed = module.in_proj_weight
-        weights = (
-            packed.chunk(3)
-            if packed is not None
-            else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        )
+        packed, linears = module.in_proj_weight, (new.w_q, new.w_k, new.w_v, new.w_o)
+        apart = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         with torch.no_grad():
-            for linear, w in zip((new.w_q, new.w_k, new.w_v, new.w_o), (*weights, weight), strict=True):
+            for linear, w in zip(linears, (*(apart if packed is None else packed.chunk(3)), weight), strict=True):
                 linear.weight.copy_(w)
             if module.in_proj_bias is not None:
-                biases = (*module.in_proj_bias.chunk(3), module.out_proj.bias)
-                for linear, b in zip((new.w_q, new.w_k, new.w_v, new.w_o), biases, strict=True):
+                for linear, b in zip(linears, (*module.in_proj_bias.chunk(3), module.out_proj.bias), strict=True):
                     linear.bias.copy_(b)
         if new.sink is not None:  # a key and a value of zeros: a logit of 0, not learned
             new.sink.requires_grad_(False)
@@ -319,49 +306,36 @@ class MultiHeadAttention(nn.Module):
         if return_weights not in (False, True, "heads", "mean"):
             raise ValueError(f"return_weights must be a bool, 'heads' or 'mean', got {return_weights!r}")
         q = self.w_q(query).unflatten(-1, (self.num_heads, self.head_dim))
-        if key is None:
-            k, v = self._keys(query, query, 0 if cache is None else len(cache))
-            if cache is not None:
-                k, v = cache.append(k, v)
-        elif cache is not None and len(cache):
+        if key is not None and cache is not None and len(cache):
             k, v = cache.parts()
         else:
-            k, v = self._keys(key, key if value is None else value, 0)
+            key = query if key is None else key
+            k = self.w_k(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            v = self.w_v(key if value is None else value).unflatten(-1, (self.num_kv_heads, self.value_head_dim))
+            if isinstance(self.positions, Rope):
+                k = self.positions(k, 0 if cache is None else len(cache))
             if cache is not None:
-                cache.append(k, v)
+                k, v = cache.append(k, v)
         if isinstance(self.positions, Rope):
             q = self.positions(q, k.shape[-3] - q.shape[-3])
-        visible = with_padding(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3]))
-        visible = both(self.mask, visible)
-        scores = [self.score] if self.score is not None else []
+        score: Any = self.score
         if isinstance(self.positions, Alibi | Relative):
-            scores.append(self.positions())
-        out = positions_first(
-            q, k, v, mask=visible, causal=self.causal or None, scale=self.scale, sink=self.sink,
-            score=(scores[0] if len(scores) == 1 else scores) if scores else None,
-            dropout=(self.dropout or None) if self.training else None, return_weights=bool(return_weights) or None,
-        )  # fmt: skip
+            score = self.positions() if score is None else [score, self.positions()]
+        visible = both(self.mask, with_padding(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3])))
+        rules = {"causal": self.causal or None, "mask": visible, "score": score}
+        options = {"scale": self.scale, "sink": self.sink, "return_weights": bool(return_weights) or None}
+        dropout = (self.dropout or None) if self.training else None
+        out = positions_first(q, k, v, **rules, **options, dropout=dropout)
         if not return_weights:
             return self.w_o(out.flatten(-2))
         out, weights = out
         return self.w_o(out.flatten(-2)), weights.mean(-3) if return_weights == "mean" else weights
 
-    def _keys(self, key: torch.Tensor, value: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        k = self.w_k(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = self.w_v(value).unflatten(-1, (self.num_kv_heads, self.value_head_dim))
-        return self.positions(k, first) if isinstance(self.positions, Rope) else k, v
-
     def extra_repr(self) -> str:
-        shown = [f"d_model={self.d_model}", f"num_heads={self.num_heads}"]
-        if self.num_kv_heads != self.num_heads:
-            shown.append(f"num_kv_heads={self.num_kv_heads}")
-        shown.append(f"head_dim={self.head_dim}")
-        if self.value_head_dim != self.head_dim:
-            shown.append(f"value_head_dim={self.value_head_dim}")
-        for name, usual in (("dropout", 0.0), ("causal", False), ("mask", None), ("score", None), ("scale", None)):
-            value = getattr(self, name)
-            if value is not usual and (usual is None or value != usual):
-                shown.append(f"{name}={value}")
+        sizes = ["d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim"]
+        names = [*sizes, "dropout", "causal", "mask", "score", "scale"]
+        usual = {"num_kv_heads": self.num_heads, "value_head_dim": self.head_dim, "dropout": 0.0, "causal": False}
+        shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != usual.get(name)]
         return ", ".join([*shown, "sink=True"] if self.sink is not None else shown)
 
 
@@ -432,8 +406,7 @@ class TransformerBlock(nn.Module):
         attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions,
             num_kv_heads, ...
 
-    Raises:
-        TypeError, ValueError: naming the argument, what was given and what was expected.
+    Raises TypeError or ValueError that names the argument, what was given and what was expected.
 
     >>> block = TransformerBlock(d_model=512, num_heads=8, d_ff=2048)
     >>> block(torch.randn(2, 100, 512)).shape
@@ -464,7 +437,10 @@ class TransformerBlock(nn.Module):
         super().__init__()
         made = {"device": device, "dtype": dtype}
         heads = {"dropout": dropout, "bias": bias if attention_bias is None else attention_bias, **made}
-        normal = partial(_norm, norm, d_model, norm_eps, bias, made)
+        if norm not in ("layer", "rms"):
+            raise ValueError(f"norm must be 'layer' or 'rms', got {norm!r}")
+        layer_norm = partial(nn.LayerNorm, bias=bias)
+        normal = partial(layer_norm if norm == "layer" else nn.RMSNorm, d_model, eps=norm_eps, **made)
         self.norm_first = norm_first
         self.attention = MultiHeadAttention(d_model, num_heads, **heads, **attention)
         self.attention_norm = normal()
@@ -493,27 +469,22 @@ class TransformerBlock(nn.Module):
         """
         decoder = isinstance(layer, nn.TransformerDecoderLayer)
         if not decoder and not isinstance(layer, nn.TransformerEncoderLayer):
-            raise TypeError(
-                "from_torch takes a nn.TransformerEncoderLayer or nn.TransformerDecoderLayer, "
-                f"got {type(layer).__name__}"
-            )
-        heads, up, down = layer.self_attn, layer.linear1, layer.linear2
-        names: dict[Any, Activation] = {F.relu: "relu", F.gelu: "gelu"}
-        activation = names.get(layer.activation, layer.activation)
+            layers = "a nn.TransformerEncoderLayer or nn.TransformerDecoderLayer"
+            raise TypeError(f"from_torch takes {layers}, got {type(layer).__name__}")
+        heads, up = layer.self_attn, layer.linear1
         new = cls(
-            heads.embed_dim, heads.num_heads, up.out_features, activation=activation, dropout=layer.dropout.p,
+            heads.embed_dim, heads.num_heads, up.out_features, activation=layer.activation, dropout=layer.dropout.p,
             norm_eps=layer.norm1.eps, norm_first=layer.norm_first, bias=up.bias is not None, cross_attention=decoder,
             device=up.weight.device, dtype=up.weight.dtype, **attention,
         )  # fmt: skip
         new.attention = MultiHeadAttention.from_torch(heads, **attention)
-        pairs = [(new.feed_forward.w_up, up), (new.feed_forward.w_down, down), (new.attention_norm, layer.norm1)]
+        ours = [new.attention_norm, new.feed_forward.w_up, new.feed_forward.w_down, new.feed_forward_norm]
+        theirs = [layer.norm1, up, layer.linear2, layer.norm3 if decoder else layer.norm2]
         if decoder:
             new.cross_attention = MultiHeadAttention.from_torch(layer.multihead_attn)
-            pairs += [(new.cross_attention_norm, layer.norm2), (new.feed_forward_norm, layer.norm3)]
-        else:
-            pairs.append((new.feed_forward_norm, layer.norm2))
-        for ours, theirs in pairs:
-            ours.load_state_dict(theirs.state_dict())
+            ours, theirs = [*ours, new.cross_attention_norm], [*theirs, layer.norm2]
+        for module, source in zip(ours, theirs, strict=True):
+            module.load_state_dict(source.state_dict())
         return new.train(layer.training)
 
     @named_beside(__init__)
@@ -537,27 +508,17 @@ class TransformerBlock(nn.Module):
         if (context is None) != (self.cross_attention is None):
             need = "takes no context" if self.cross_attention is None else "has cross-attention: give it a context"
             raise ValueError(f"this block {need}")
-
-        def own(y: torch.Tensor) -> torch.Tensor:
-            block_cache = None if cache is None else cache.own
-            return self.attention(y, mask=mask, key_padding_mask=key_padding_mask, cache=block_cache)
-
-        def other(y: torch.Tensor) -> torch.Tensor:
-            assert self.cross_attention is not None
-            block_cache = None if cache is None else cache.context
-            return self.cross_attention(
-                y, context, mask=context_mask, key_padding_mask=context_padding_mask, cache=block_cache
-            )
-
-        x = self._add(x, own, self.attention_norm)
+        own, other = (None, None) if cache is None else (cache.own, cache.context)
+        x = self._add(x, self.attention_norm, self.attention, mask=mask, key_padding_mask=key_padding_mask, cache=own)
         if self.cross_attention is not None:
-            x = self._add(x, other, self.cross_attention_norm)
-        return self._add(x, self.feed_forward, self.feed_forward_norm)
+            masks = {"mask": context_mask, "key_padding_mask": context_padding_mask}
+            x = self._add(x, self.cross_attention_norm, self.cross_attention, context, **masks, cache=other)
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
 
-    def _add(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor], norm: nn.Module) -> torch.Tensor:
+    def _add(self, x: torch.Tensor, norm: Any, f: nn.Module, *context: Any, **options: Any) -> torch.Tensor:
         if self.norm_first:
-            return x + self.dropout(f(norm(x)))
-        return norm(x + self.dropout(f(x)))
+            return x + self.dropout(f(norm(x), *context, **options))
+        return norm(x + self.dropout(f(x, *context, **options)))
 
     def new_cache(self) -> BlockCache:
         """Make an empty cache for decoding."""
@@ -578,8 +539,7 @@ class Transformer(nn.Module):
         final_norm: whether a norm follows the last block; default norm_first.
         block: the other options of `TransformerBlock` and `MultiHeadAttention`.
 
-    Raises:
-        TypeError, ValueError: naming the argument, what was given and what was expected.
+    Raises TypeError or ValueError that names the argument, what was given and what was expected.
 
     >>> llama = {"norm": "rms", "norm_first": True, "activation": "swiglu", "positions": "rope"}
     >>> decoder = Transformer(2, 64, 4, causal=True, **llama)
@@ -597,10 +557,8 @@ class Transformer(nn.Module):
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")
         self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers))
-        final = block.get("norm_first", False) if final_norm is None else final_norm
-        made = {"device": block.get("device"), "dtype": block.get("dtype")}
-        kind, eps, bias = block.get("norm", "layer"), block.get("norm_eps", 1e-5), block.get("bias", True)
-        self.norm = _norm(kind, d_model, eps, bias, made) if final else None
+        final_norm = block.get("norm_first", False) if final_norm is None else final_norm
+        self.norm = deepcopy(self.blocks[0].attention_norm) if final_norm else None
 
     @classmethod
     @named
@@ -669,21 +627,13 @@ def both(a: Any, b: Any) -> Any:
     return as_mask(a) & as_mask(b)  # for one call, so nothing is copied
 
 
-def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:
-    if given is None or isinstance(given, Rope | Alibi | Relative):
-        return given
-    if given == "rope":
+def _positions(positions: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:
+    if positions is None or isinstance(positions, Rope | Alibi | Relative):
+        return positions
+    if positions == "rope":
         return Rope(d)
-    if given == "alibi":
+    if positions == "alibi":
         return Alibi(h)
-    if given == "relative":
+    if positions == "relative":
         return Relative(h, **made)
-    raise ValueError(f"positions must be 'rope', 'alibi', 'relative', or a Rope, Alibi or Relative, got {given!r}")
-
-
-def _norm(kind: str, d_model: int, eps: float, bias: bool, made: dict[str, Any]) -> nn.Module:
-    if kind not in _NORMS:
-        raise ValueError(f"norm must be 'layer' or 'rms', got {kind!r}")
-    return (
-        nn.LayerNorm(d_model, eps=eps, bias=bias, **made) if kind == "layer" else nn.RMSNorm(d_model, eps=eps, **made)
-    )
+    raise ValueError(f"positions must be 'rope', 'alibi', 'relative', or a Rope, Alibi or Relative, got {positions!r}")

@@ -63,11 +63,9 @@ class Rope(nn.Module):
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         own = spreading.positions(first, x.shape[-3]) if spreading.active else None
-        if own is None:
-            positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
-        else:
-            positions = torch.as_tensor(own, dtype=torch.float64, device=x.device)
-        angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
+        wanted = {"dtype": torch.float64, "device": x.device}
+        rows = torch.arange(first, first + x.shape[-3], **wanted) if own is None else torch.as_tensor(own, **wanted)
+        angles = torch.outer(rows, torch.tensor(self.frequencies, **wanted))[:, None]
         cos, sin = ((f(angles) * self.factor).to(wide) for f in (torch.cos, torch.sin))
         return rotate(x, cos, sin, self.pairing)
 
