@@ -9,7 +9,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.nn.attention import flex_attention as flex_module
 
 from regard.torch.dropins.activation import activate
 from regard.torch.dropins.flex import flex
@@ -35,6 +34,8 @@ def held() -> ExitStack:
 
 def _attributes() -> list[Attribute]:
     """Return the functions that are replaced for the whole process; each asks who is inside."""
+    from torch.nn.attention import flex_attention as flex_module
+
     functional: Any = torch.nn.functional
     heads = functional.multi_head_attention_forward
     attributes: list[Attribute] = [(functional, "multi_head_attention_forward", without_weights(heads))]

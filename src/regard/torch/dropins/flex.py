@@ -10,18 +10,19 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.attention import flex_attention as original
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, noop_mask
 
 from regard.ops.attention import attention
 from regard.rules import EVERYTHING, NOTHING, Mask, Ranges, blocks, classify, mask, reads
 from regard.torch.arrays import values
 from regard.torch.dropins.packages import Attribute, Shared, with_attributes
 from regard.torch.spreading import whole
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 MOST_BLOCKS = 2**20  # of a BlockMask whose tables are compared with its function
 UNBOUNDED = 2**30  # the block size of the mask that PyTorch makes where it is given none
@@ -87,11 +88,17 @@ def flex_attention(
     lse, highest = (return_lse, False) if return_aux is None else (return_aux.lse, return_aux.max_scores)
     if not (lse or highest):
         out = attention(query, key, value, **options)
-        return out if return_aux is None else (out, AuxOutput(None, None))
+        return out if return_aux is None else (out, _aux(None, None))
     out, seen = attention(query, key, value, observe=["lse", "max"] if highest else ["lse"], **options)
     if return_aux is None:
         return out, seen["lse"]
-    return out, AuxOutput(seen["lse"] if lse else None, max_scores(seen) if highest else None)
+    return out, _aux(seen["lse"] if lse else None, max_scores(seen) if highest else None)
+
+
+def _aux(lse: torch.Tensor | None, highest: torch.Tensor | None) -> Any:
+    from torch.nn.attention.flex_attention import AuxOutput  # in some versions with SymPy
+
+    return AuxOutput(lse, highest)
 
 
 def max_scores(seen: Any) -> torch.Tensor:
@@ -126,6 +133,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_g
 
 
 def _check_mask(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> None:
+    from torch.nn.attention.flex_attention import BlockMask
+
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask must be a BlockMask, got {type(block_mask).__name__}; see create_block_mask")
     if block_mask.kv_indices.dim() != 4:
@@ -162,6 +171,8 @@ def _everything(block_mask: BlockMask) -> bool:
 
 def _visible(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> Any:
     """Return the mask of a `BlockMask`: that of its function and, where they say less, of its tables."""
+    from torch.nn.attention.flex_attention import noop_mask
+
     function = block_mask.mask_mod
     if _everything(block_mask):
         return function
@@ -259,7 +270,8 @@ def flex() -> Iterator[None]:
 
 def _references() -> Iterator[Attribute]:
     """Yield each place that holds PyTorch's function, with ours."""
-    theirs = original.flex_attention
+    from torch.nn.attention.flex_attention import flex_attention as theirs
+
     for module in list(sys.modules.values()):
         for name, x in list(getattr(module, "__dict__", {}).items()):
             compiled = type(x) is types.FunctionType and vars(x).get("_torchdynamo_orig_callable") is theirs
