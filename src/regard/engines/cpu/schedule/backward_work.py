@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from regard.engines.cpu.schedule.arguments import (
     programs,
 )
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
-from regard.engines.cpu.schedule.launches import PORTION, in_portions, run_work_groups
+from regard.engines.cpu.schedule.launches import PORTION, in_portions, in_work_groups, run_work_groups
 from regard.engines.cpu.schedule.stages import CHUNK_BLOCKS, LaunchStages
 from regard.engines.cpu.schedule.work import cached, threads_for
 from regard.engines.cpu.spec.operands import BACKWARD, BASES, BLOCKS, SEED, TILE_LIST, fields_of
@@ -213,33 +213,36 @@ class BackwardChunks(LaunchStages):
             kv_head = (given[:, self.field("b")] - p.origin[0]) * p.kv_heads + head // p.group
             # Sums over queries run from the last row to the first, and over the heads of a row, however a call is cut.
             order = np.lexsort((head, -i, kv_head))
-            blocks, ends = given[order], np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1
-            kv_heads = [range(*ends) for ends in pairwise([0, *ends.tolist()])]
-            most = min(self.work_group, max(map(len, kv_heads)))
+            blocks, edges = given[order], np.append(0, np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1)
+            most = min(self.work_group, int(np.diff(edges).max()))
             size = backward_scratch_size(spec, most, p.d, p.d_v) * spec.real.size
-            yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
+            yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, edges), size)
 
-    def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:
+    def tasks(self, tiles: Array, blocks: Array, edges: Array) -> list[Task]:
         """Return the tasks of a chunk.
 
-        Many key-value heads are not divided, and tasks that one launch can do are merged.
+        Many key-value heads are not divided, and tasks that one launch can do are merged. edges: the first block of
+        each key-value head, and the number of blocks.
         """
         trained, chained = bool(self.sums.dtables), self.backward.bias_shared
-        chains = self.chains(blocks, kv_heads)
-        divided = self.threads > 1 and len(chains) < (2 if trained else 4) * self.threads
+        chains = self.chains(blocks, edges)
+        count = int(chains.max()) + 1
+        divided = self.threads > 1 and count < (2 if trained else 4) * self.threads
         if not divided and not (trained and chained):
-            return self.whole_heads(blocks, chains)
-        columns = self.tile_edges(tiles, blocks, len(chains)) if divided else [*EVERYWHERE]
+            return self.whole_heads(blocks, edges, chains)
+        columns = self.tile_edges(tiles, blocks, count) if divided else [*EVERYWHERE]
         # The tiles of each query block in each column.
         lists = [tiles[begin : begin + count] for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]]
         work = np.array([np.diff(np.searchsorted(x, columns)) for x in lists])
         above: dict[Any, Task] = {}
         found: list[Task] = []
-        for number, kv_head in enumerate(kv_heads):
+        bias = self.bias_of(blocks, edges).tolist() if chained else []
+        for number, (first, stop) in enumerate(pairwise(edges.tolist())):
+            kv_head = range(first, stop)
             partial_sum = number % PARTIAL_SUMS[0] if trained else 0
             # Key-value heads that add to the same numbers follow each other.
             shared = [("table", partial_sum)] * trained
-            shared += [("bias", self.bias_of(blocks, kv_head))] * chained
+            shared += [("bias", bias[number])] if chained else []
             for rows in self.row_ranges(kv_head, work[kv_head].sum(axis=1)) if divided else [kv_head]:
                 before: list[Task] = []
                 for m in np.flatnonzero(work[rows].any(axis=0)).tolist() or [0]:
@@ -247,7 +250,8 @@ class BackwardChunks(LaunchStages):
                     # The first task of a row sets dq to 0.
                     ends = columns[m] if before else 0, columns[m + 1]
                     others = dict.fromkeys([*before, *(above[key] for key in keys if key in above)])
-                    before = [Task(self.work_groups(rows), ends, partial_sum, tuple(others))]
+                    groups = in_work_groups([rows.start], [rows.stop], self.work_group)
+                    before = [Task(groups, ends, partial_sum, tuple(others))]
                     above |= dict.fromkeys(keys, before[0])
                     found += before
         if self.threads > 1:
@@ -258,40 +262,39 @@ class BackwardChunks(LaunchStages):
             for partial_sum, tasks in alike
         ]
 
-    def chains(self, blocks: Array, kv_heads: list[range]) -> dict[int, list[range]]:
-        """Return lists of key-value heads that share sums, in the order of their sums.
+    def chains(self, blocks: Array, edges: Array) -> Array:
+        """Return the chain of each key-value head, numbered in order: those of a chain share sums.
 
-        The keys are partial sums if a table has a gradient.
+        A chain is a partial sum if a table has a gradient, or else a gradient of a shared bias.
         """
-        found: dict[int, list[range]] = {}
-        for number, kv_head in enumerate(kv_heads):
-            if self.sums.dtables:
-                key = number % PARTIAL_SUMS[0]
-            else:
-                key = self.bias_of(blocks, kv_head) if self.backward.bias_shared else number
-            found.setdefault(key, []).append(kv_head)
-        return found
+        heads = np.arange(len(edges) - 1)
+        if self.sums.dtables:
+            return heads % PARTIAL_SUMS[0]
+        if not self.backward.bias_shared:
+            return heads
+        _, first, chain = np.unique(self.bias_of(blocks, edges), return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[chain]
 
-    def whole_heads(self, blocks: Array, chains: dict[int, list[range]]) -> list[Task]:
+    def whole_heads(self, blocks: Array, edges: Array, chains: Array) -> list[Task]:
         """Return tasks of whole chains, which do not wait for each other.
 
         A launch takes Python some 50 µs, so there are no more tasks than needed to divide the work evenly.
         """
+        work = np.zeros(int(chains.max()) + 1, np.int64)
+        np.add.at(work, chains, np.add.reduceat(blocks[:, self.field("count")], edges[:-1]))
         if self.sums.dtables:
-            return [Task(self.work_groups(*heads), EVERYWHERE, key) for key, heads in chains.items()]
-        every, count = [*chains.values()], self.field("count")
-        work = np.array([sum(int(blocks[kv_head, count].sum()) for kv_head in heads) for heads in every])
-        ends = _even_edges(work, TASKS * self.threads if self.threads > 1 else 1)
-        return [Task(self.work_groups(*chain.from_iterable(every[a:b])), EVERYWHERE, 0) for a, b in pairwise(ends)]
+            ends = [*range(len(work) + 1)]
+        else:
+            ends = _even_edges(work, TASKS * self.threads if self.threads > 1 else 1)
+        order = np.argsort(chains, kind="stable")
+        parts = np.split(order, np.searchsorted(chains[order], ends[1:-1]))
+        groups = [in_work_groups(edges[heads], edges[heads + 1], self.work_group) for heads in parts]
+        return [Task(x, EVERYWHERE, n if self.sums.dtables else 0) for n, x in enumerate(groups)]
 
-    def bias_of(self, blocks: Array, kv_head: range) -> int:
-        """Return the start of the bias gradient of a key-value head."""
-        return int(blocks[kv_head, self.field("dbias")].min())
-
-    def work_groups(self, *rows: range) -> Array:
-        starts = [np.arange(x.start, x.stop, self.work_group) for x in rows]
-        ends = [np.minimum(first + self.work_group, x.stop) for first, x in zip(starts, rows, strict=True)]
-        return np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
+    def bias_of(self, blocks: Array, edges: Array) -> Array:
+        """Return the start of the bias gradient of each key-value head."""
+        start: Array = np.minimum.reduceat(blocks[:, self.field("dbias")], edges[:-1])
+        return start
 
     def tile_edges(self, tiles: Array, blocks: Array, chains: int) -> list[int]:
         """Return the edges of columns of tiles with equal work.

@@ -117,6 +117,18 @@ def run_work_groups(
     kernel(address_in(fields))
 
 
+def in_work_groups(first: Any, stop: Any, size: int) -> Array:
+    """Divide ranges of query blocks into work groups (first block, the one after the last) of at most `size` blocks.
+
+    first, stop: the ends of each range.
+    """
+    first, stop = np.asarray(first), np.asarray(stop)
+    count = -(-(stop - first) // size)
+    number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    starts = np.repeat(first, count) + size * number
+    return np.stack([starts, np.minimum(starts + size, np.repeat(stop, count))], axis=1)
+
+
 def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
     """Divide work groups, in their order, into portions of about PORTION products.
 

@@ -14,7 +14,7 @@ from regard.core.problem import Problem
 from regard.engines.cpu.schedule.arguments import Arrays, dense_masks
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.schedule.forward_spec import heads_in_rows
-from regard.engines.cpu.schedule.launches import LaunchStage, in_portions
+from regard.engines.cpu.schedule.launches import LaunchStage, in_portions, in_work_groups
 from regard.engines.cpu.spec.scratch import scratch_size, split_scratch
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import (
@@ -187,9 +187,8 @@ class LaunchStages:
         # Where rows hold several heads, all of them use some rows before the next.
         alike = [self.field(name) for name in (["b"] if all_heads else ["k", "v"])]
         shared = (np.diff(blocks[:, alike], axis=0) == 0).all(axis=1)
-        ends = np.append(np.flatnonzero(~shared) + 1, len(blocks)).tolist()
-        starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
-        bounds = np.array([starts, [*starts[1:], len(blocks)]], np.int64).T.copy()
+        ends = np.append(np.flatnonzero(~shared) + 1, len(blocks))
+        bounds = in_work_groups(np.append(0, ends[:-1]), ends, size)
         if len(bounds) > 1:
             cost = np.add.reduceat(blocks[:, self.field("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
