@@ -24,7 +24,7 @@ class Row(NamedTuple):
     kept: int = 1  # n: one in n of a function's slow tests stays slow, the others are nightly
 
 
-CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
+CASES = r"test_conformance.py::Test(Cpu|Tiled|Device|Specification)::test_"
 CPU = (
     r"engines/cpu/test_(backward_tangent|tangent|second_pass|weights|matrices|guard_pages|cpu_bits|targets|special_targets|"
     r"block_mask|plans)\.py"
@@ -59,7 +59,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"TestCpu::test_(weights_of_large|what_overflows)", "slow", "compiles kernels"),
     Row(r"TestCpu::test_(special|second_\w+|tangents|what_is_hidden|ties)", "slow", "compiles kernels", 3),
     Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
-    Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
+    Row("Test(Tiled|Device|Specification)::test_.*-float32", "fast", "nothing to compile"),
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels", 3),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly

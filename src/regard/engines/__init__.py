@@ -4,6 +4,7 @@
 |---|---|
 | `cpu/` | kernels compiled by LLVM; tried first |
 | `tiled/` | tiles on NumPy; supports every call |
+| `device/` | PyTorch's operations, on any device |
 | `triton/` | kernels for NVIDIA GPUs |
 | `normalized`, `observed` | corrections and statistics that follow from an engine's results |
 
@@ -136,7 +137,7 @@ class Engines(Mapping[str, Engine]):
     Most calls use the first engine alone.
     """
 
-    modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "triton")} | {
+    modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "device", "triton")} | {
         "spec": "regard.reference.engine"
     }
 
@@ -259,7 +260,7 @@ def available_engines() -> tuple[EngineState, ...]:
 
     >>> import regard
     >>> [engine.name for engine in regard.available_engines()]
-    ['cpu', 'tiled', 'triton', 'spec']
+    ['cpu', 'tiled', 'device', 'triton', 'spec']
     """
     every = engines().values()
     known = frozenset().union(*(names for engine in every for names in engine.KNOWS.values())) - INTERNAL

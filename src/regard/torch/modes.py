@@ -1,7 +1,8 @@
 """Active modes, traces and transforms of PyTorch, by its private names.
 
-PyTorch has no public names for these questions. All private names that this package uses are here, each with what goes
-wrong without it. They are looked up on import: a version of PyTorch that lacks one fails there, and no call is wrong.
+PyTorch has no public names for these questions. The private names that this package uses are here, except one that the
+engine `device` needs (`core/tensors.py`), each with what goes wrong without it. They are looked up on import: a version
+of PyTorch that lacks one fails there, and no call is wrong.
 """
 
 import warnings
@@ -75,10 +76,6 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # The trace that runs now. Without its symbols a function would compare an index with one, which Dynamo takes for False.
 _tracing_context = torch._guards.TracingContext.try_get
 
-# Inside, autograd is on again. Without it what an operation computes below autograd could not be differentiated there.
-_excluded = torch._C._SetExcludeDispatchKeyGuard
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-
 # Tensors of FakeTensorMode, and those of the functionalization of AOTAutograd. Without them they would be refused.
 _FAKE = (FakeTensor, FunctionalTensor)
 
@@ -142,11 +139,6 @@ class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
     """
 
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # else its backward raises
-
-
-def above_autograd() -> Any:
-    """Return a context in which autograd is on, also inside of `below_autograd`."""
-    return _excluded(_AUTOGRAD, False)
 
 
 def constant(function: F) -> F:

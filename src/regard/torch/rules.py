@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from regard.core.problem import device_of
-from regard.core.tensors import DEVICES, NUMPY
+from regard.core.tensors import NUMPY
 from regard.rules import Mask, Rule, Table, type_name
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
@@ -244,7 +244,7 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
     It is an array if its values are read now: integers, and frozen masks, which later changes do not change.
     """
     x = checked(argument, x)
-    if (frozen or x.dtype is not torch.bool) and concrete(x) and x.device.type not in DEVICES:
+    if (frozen or x.dtype is not torch.bool) and concrete(x) and x.is_cpu:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
