@@ -53,6 +53,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_doctests.py::test_examples\[regard.(engines.triton|.*pretrained)", "slow", "Triton, transformers"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
     Row("test_typing", "slow", "basedpyright, and mypy reads PyTorch and JAX"),
+    Row("engines/device/test_device.py::test_calls_on_a_device_in", "slow", "PyTorch compiles"),
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),

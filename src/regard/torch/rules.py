@@ -82,7 +82,10 @@ class TensorTable(Table):
     @property
     def known(self) -> Array | None:
         x = self.tensor
-        return None if x is None or not concrete(x) else values(x)
+        if x is None or not concrete(x):
+            return None
+        found = values(x, there=True)
+        return found if device_of(found) is None else None  # to read those of a device, the host would wait
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from regard.engines.device.rules import arrays_of, signed, tensor_on
 from regard.rules import reads, visible_tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ON_HOST = 2**18
-"""Scores of a block on the host: some arrays of them fit into a cache of the second level."""
+ON_HOST = 2**19
+"""Scores of a block on the host: fewer, and gradients of keys are added more often; more leave the caches."""
 
 ON_DEVICE = 2**23
 """Scores of a block on a device, where an operation on fewer numbers takes as long to launch as to run."""

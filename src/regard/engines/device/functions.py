@@ -81,7 +81,7 @@ def following(p: Problem, lse: Array, seen: dict[Any, Any], rows: range | None) 
     """Return the statistics that follow from others: few numbers for each query, computed on the host."""
 
     def host(x: Array) -> Array:
-        return x if device_of(x) is None else array(tensor(x).cpu())
+        return x if device_of(x) is None else tensor(x).cpu().numpy()
 
     basics = {s: each_array(x, host) for s, x in seen.items() if x is not None}
 
@@ -104,12 +104,16 @@ def write(call: DeviceCall, outputs: Outputs, block: Any, parts: Given) -> None:
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    """Return any part of the weights. Whole rows are computed, so that they sum to 1, and lse is not read."""
+    """Return any part of the weights, on a device in the dtype of the call.
+
+    Whole rows are computed, so that they sum to 1, and lse is not read.
+    """
     if rows.step < 0:
         last_first = weights(p, lse, rows[::-1], cols)
         return last_first[..., ::-1, :] if p.device is None else array(tensor(last_first).flip(-2))
     call = DeviceCall(p, entropy=False)
-    tile, done = call.zeros(p.shape(len(rows), len(cols)), p.compute), 0
+    dtype = p.compute if p.device is None else p.dtype
+    tile, done = call.zeros(p.shape(len(rows), len(cols)), dtype), 0
     with computing(call.device):
         at = torch.arange(cols.start, cols.stop, cols.step, device=call.device)
         for block in call.blocks(rows):
