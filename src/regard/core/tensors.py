@@ -34,15 +34,6 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
 }
 UNREAD = 64  # the address of an empty array
 
-# Inside, autograd is on again. Without it what an operation computes below autograd could not be differentiated there.
-_excluded = torch._C._SetExcludeDispatchKeyGuard
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-
-
-def above_autograd() -> Any:
-    """Return a context in which autograd is on, also inside of an operation of PyTorch's dispatcher."""
-    return _excluded(_AUTOGRAD, False)
-
 
 class HostMemory(ctypes.Array[ctypes.c_char]):
     """The memory of a tensor, for an array of one call.

@@ -1,8 +1,7 @@
 """Active modes, traces and transforms of PyTorch, by its private names.
 
-PyTorch has no public names for these questions. The private names that this package uses are here, except one that the
-engine `device` needs (`core/tensors.py`), each with what goes wrong without it. They are looked up on import: a version
-of PyTorch that lacks one fails there, and no call is wrong.
+PyTorch has no public names for these questions. All private names that this package uses are here, each with what goes
+wrong without it. They are looked up on import: a version of PyTorch that lacks one fails there, and no call is wrong.
 """
 
 import warnings

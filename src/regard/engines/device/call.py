@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.tensors import above_autograd, empty_on, tensor
+from regard.core.tensors import empty_on, tensor
 from regard.engines.device.formula import Block, Formula, Tensors
 from regard.engines.device.rules import arrays_of, signed, tensor_on
 from regard.rules import reads, visible_tiles
@@ -44,13 +44,12 @@ def working_memory(p: Problem) -> int:
 def computing(device: torch.device, derivatives: bool = False) -> Iterator[None]:
     """Compute as PyTorch does by default, whatever modes the caller is in.
 
-    An operation of PyTorch's dispatcher runs below autograd, where nothing is recorded: `derivatives` need it on.
+    An operation of PyTorch's dispatcher runs below autograd, where nothing is recorded. Leaving inference mode enters
+    autograd again.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(derivatives))
-        if derivatives:
-            stack.enter_context(above_autograd())
         if torch.amp.is_autocast_available(device.type):
             stack.enter_context(torch.autocast(device.type, enabled=False))
         yield
@@ -104,12 +103,13 @@ class DeviceCall:
         return found.to(self.real) if found.is_floating_point() else found
 
     def blocks(self, rows: range | None = None) -> Iterator[Block]:
-        """Yield blocks of rows, by default of all; `rows` ascend.
+        """Yield blocks of rows in ascending order, by default of all.
 
         Tiles of rows are joined as long as rows × keys are no more scores than a block may have.
         """
         p = self.p
         rows = range(p.n_q) if rows is None else rows
+        rows = rows if rows.step > 0 else rows[::-1]
         size = block_size(p) // max(1, p.batch * p.heads)
         block: Block | None = None
         for first in range(0, len(rows), TILE * BAND):
