@@ -71,7 +71,6 @@ LAZY = {
     "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.forward", KERNEL),
     "regard.engines.device": ("engines.device.call engines.device.functions", "PyTorch"),
     "regard.engines.tiled": ("engines.tiled.backward_pass engines.tiled.derivatives", "a forward call needs neither"),
-    "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
     "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
     "regard.viewer.command": (

@@ -1,6 +1,6 @@
 """Tensors as NumPy arrays and back, without copies.
 
-The engine for GPUs and the adapter of PyTorch use it alike.
+The engine `device` and the adapter of PyTorch use it alike.
 """
 
 import ctypes

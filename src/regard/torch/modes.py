@@ -122,9 +122,6 @@ library: str = torch._C.__file__
 # the one of the configuration, dropout in a graph that saves nothing would have a wrong gradient.
 _REGION_BUDGET = "_region_activation_memory_budget"
 
-# Keeps a GPU busy for some cycles. Without it its benchmarks would measure how fast Python queues calls.
-busy = torch.cuda._sleep
-
 # Function modes that need not see calls: torch.set_default_device sets the device of new tensors, which a call sets
 # itself. More may be added.
 quiet: set[type] = {DeviceContext}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.engines.device.products import Pairs, Softmax, Weighted
+from regard.engines.device.products import Softmax, VisibleScores, VisibleSum
 from regard.engines.device.rules import RuleValue, TensorRule, arrays_of, evaluate, keep_mask
 from regard.rules import Node, order
 
@@ -87,9 +87,9 @@ class Block:
             return x[..., self.slice(self.rows), :]
         if name in ("key", "value"):
             return x[..., self.slice(self.keys), :]
-        return self.of_pairs(x) if name == "bias" else x
+        return self.of_scores(x) if name == "bias" else x
 
-    def of_pairs(self, x: Tensor) -> Tensor:
+    def of_scores(self, x: Tensor) -> Tensor:
         """Return the part of a dense mask or bias; axes of length 1 stay."""
         if x.ndim > 1 and x.shape[-2] != 1:
             x = x[..., self.slice(self.rows), :]
@@ -151,7 +151,7 @@ class Block:
         else:
             with torch.no_grad():  # products need all that is hidden, which scores decide
                 visible = self.ruled(self.ungrouped(q @ k.mT), visible, x, at)[1]
-            T = Pairs.apply(q, k, self.every(visible))
+            T = VisibleScores.apply(q, k, self.every(visible))
         S, visible = self.ruled(self.ungrouped(T), visible, x, at)
         return (S if visible is None else S.masked_fill_(~visible, -torch.inf)), visible
 
@@ -185,7 +185,7 @@ class Block:
         f, arrays = self.formula, arrays_of(node)
         dense = {id(y.payload) for y in order([node]) if y.op == "dense"}
         read = [f.constants[id(a)] if id(a) in f.constants else x[a] for a in arrays]
-        parts = [self.flat(self.of_pairs(y)) if id(a) in dense else y for a, y in zip(arrays, read, strict=True)]
+        parts = [self.flat(self.of_scores(y)) if id(a) in dense else y for a, y in zip(arrays, read, strict=True)]
         return TensorRule(node, arrays, f.trained, f.real, f.keys), parts
 
     def attended(self, P: Tensor, value: Tensor, visible: Tensor | None, at: Tensors) -> Tensor:
@@ -195,4 +195,4 @@ class Block:
             assert f.seed is not None
             P = P * keep_mask(f.dropout, f.seed, at).to(f.real).mul_(1 / (1 - f.dropout))
         W = self.grouped(P)
-        return self.ungrouped(W @ v if f.finite else Weighted.apply(W, v, self.every(visible)))
+        return self.ungrouped(W @ v if f.finite else VisibleSum.apply(W, v, self.every(visible)))

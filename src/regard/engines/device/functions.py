@@ -29,10 +29,10 @@ Given = Sequence[Tensor | None]
 
 def gradients(y: Tensors, x: Tensors, ct: Given, again: bool = True) -> Tensors:
     """Return the gradients of ⟨ct, y⟩ in x; None in ct is 0. again: they will be differentiated."""
-    pairs = [(a, c) for a, c in zip(y, ct, strict=True) if c is not None and a.requires_grad]
-    if not pairs:
+    wanted = [(a, c) for a, c in zip(y, ct, strict=True) if c is not None and a.requires_grad]
+    if not wanted:
         return zeros(x)
-    y, ct = zip(*pairs, strict=True)
+    y, ct = zip(*wanted, strict=True)
     found: Tensors = torch.autograd.grad(y, x, ct, create_graph=again, allow_unused=True, materialize_grads=True)
     return found
 

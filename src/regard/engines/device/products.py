@@ -66,7 +66,7 @@ class Softmax(torch.autograd.Function):
         return dS, d_sink, None, None, None
 
 
-class Pairs(torch.autograd.Function):
+class VisibleScores(torch.autograd.Function):
     """Σ_c y[i, c] x[j, c] of visible pairs, 0 elsewhere: (y, x, visible) → (..., i, j)."""
 
     @staticmethod
@@ -80,10 +80,10 @@ class Pairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *ct: Any) -> Any:
         y, x, visible = ctx.saved_tensors
-        return Weighted.apply(ct[0], x, visible), Weighted.apply(ct[0].mT, y, visible.mT), None
+        return VisibleSum.apply(ct[0], x, visible), VisibleSum.apply(ct[0].mT, y, visible.mT), None
 
 
-class Weighted(torch.autograd.Function):
+class VisibleSum(torch.autograd.Function):
     """Σ_j w[i, j] x[j, c] over visible pairs: (w, x, visible) → (..., i, c).
 
     What is not finite in x is left out of the product. Its effect on rows that see it is counted by products of zeros
@@ -112,4 +112,4 @@ class Weighted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *ct: Any) -> Any:
         w, x, visible = ctx.saved_tensors
-        return Pairs.apply(ct[0], x, visible), Weighted.apply(w.mT, ct[0], visible.mT), None
+        return VisibleScores.apply(ct[0], x, visible), VisibleSum.apply(w.mT, ct[0], visible.mT), None

@@ -71,12 +71,10 @@ def add_diagonals(s: Statistic, total: Tensor, P: Tensor, block: Block, n: tuple
 
 def add_bins(s: Pooled, total: Tensor, P: Tensor, block: Block, n: tuple[int, int]) -> None:
     """Add the weights to the bins of a map, or take the maximum."""
-    bins = []
-    for axis, number, size, part in ((-1, s.of[1], n[1], block.keys), (-2, s.of[0], n[0], block.rows)):
-        where, P = binned(P, axis, bin_edges(number, size), part, s.largest)
-        bins.append(where)
-    cells = total[..., bins[1], bins[0]]
-    cells.copy_(torch.maximum(cells, P) if s.largest else cells + P)
+    columns, P = binned(P, -1, bin_edges(s.of[1], n[1]), block.keys, s.largest)
+    rows, P = binned(P, -2, bin_edges(s.of[0], n[0]), block.rows, s.largest)
+    part = total[..., rows, columns]
+    part.copy_(torch.maximum(part, P) if s.largest else part + P)
 
 
 def binned(P: Tensor, axis: int, edges: Array, part: range, most: bool) -> tuple[slice, Tensor]:
@@ -89,9 +87,9 @@ def binned(P: Tensor, axis: int, edges: Array, part: range, most: bool) -> tuple
     index = torch.from_numpy(inner[:-1, None] + np.arange(width)).to(P.device)
     inside = index < torch.from_numpy(inner[1:, None]).to(P.device)
     index = index.clamp(max=len(part) - 1).flatten()
-    cells = P.transpose(axis, -1).index_select(-1, index).unflatten(-1, tuple(inside.shape))
-    cells = torch.where(inside, cells, 0)  # no weight is less
-    return slice(first, last + 1), (cells.amax(-1) if most else cells.sum(-1)).transpose(axis, -1)
+    bins = P.transpose(axis, -1).index_select(-1, index).unflatten(-1, tuple(inside.shape))
+    bins = torch.where(inside, bins, 0)  # no weight is less
+    return slice(first, last + 1), (bins.amax(-1) if most else bins.sum(-1)).transpose(axis, -1)
 
 
 def add_rows(s: WeightsOf, total: Tensor, P: Tensor, block: Block, n: tuple[int, int]) -> None:
