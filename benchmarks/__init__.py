@@ -10,7 +10,6 @@
 | `memory`, `cold` | peak memory; import and first call; each in a process of its own |
 | `models`, `unet`, `shapes`, `model_rows` | models of transformers, a U-Net, attention in the shapes of models |
 | `reach` | functions of other packages |
-| `device`, `device_peers`, `device_rows` | the same on a GPU |
 | `run`, `report`, `plots` | a run, its tables and files, its plots |
 
 Read `rows`, `row_types` and `measure` in this order; each other module is used by one of them. `python -m benchmarks`

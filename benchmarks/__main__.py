@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import report, rows
 from benchmarks.measure import Report, Setting, cores
 from benchmarks.row_types import Row
-from benchmarks.run import QUICK, on_device, run
+from benchmarks.run import QUICK, run
 from regard.arguments.packages import MissingPackage, require
 from regard.arguments.values import integer
 from regard.engines import engines
@@ -56,7 +55,6 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
     command.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
     command.add_argument("--list", action="store_true", help="print the rows instead of measuring them")
-    command.add_argument("--device", metavar="NAME", help="measure a GPU instead of the processor: cuda, or cuda:N")
     command.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads (default: 1)")
     command.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds (default: 9, 3 if quick)")
     command.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
@@ -89,21 +87,12 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[Row], Setting]:
     available = cores()
     threads = least("--threads", arguments.threads, 1)
     rounds = None if arguments.rounds is None else least("--rounds", arguments.rounds, 1)
-    if arguments.device is not None and threads != 1:
-        raise Refusal("--threads is of the processor: give it without --device")
     if threads > len(available):
         raise Refusal(f"--threads must be at most {len(available)}, the cores this process may use, got {threads}")
     if arguments.engine is not None and arguments.engine not in engines():
         raise Refusal(f"--engine must be one of {', '.join(engines())}, got {arguments.engine}")
-    among = None
-    if arguments.device is not None:
-        if find_spec("torch") is None:
-            raise Refusal(f"--device {arguments.device}: torch is missing: pip install torch")
-        from benchmarks import device_rows
-
-        among = device_rows.rows()
     try:
-        chosen = rows.chosen("^limits" if arguments.roofline else arguments.only, arguments.quick, among)
+        chosen = rows.chosen("^limits" if arguments.roofline else arguments.only, arguments.quick)
     except re.error as error:
         raise Refusal(f"--only must be a regular expression, got {arguments.only}: {error}") from None
     if not chosen:
@@ -113,11 +102,6 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[Row], Setting]:
             raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
         require("python -m benchmarks --out", "matplotlib")
     setting = replace(Setting(available, threads, engine=arguments.engine), **(QUICK if arguments.quick else {}))
-    if arguments.device is not None:
-        try:
-            setting = on_device(setting, arguments.device)
-        except ValueError as error:
-            raise Refusal(str(error)) from None
     return chosen, setting if rounds is None else replace(setting, rounds=rounds)
 
 

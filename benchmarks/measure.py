@@ -44,7 +44,6 @@ class Setting:
     seconds: float = 12.0
     engine: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # peers, with reasons
-    device: Any = None  # of PyTorch, for rows of a device
     time: Callable[[Call, int], float] | None = None  # (call, repeats) -> seconds; None: processor time
     tick: Callable[[str], object] = lambda stage: None
     done: "Sequence[Result]" = ()  # of this run, so far

@@ -33,10 +33,7 @@ Plot = tuple[str, Figure]
 
 def plots(report: Report) -> dict[str, Plot]:
     """Return captions and figures by name, if the report has rows for them."""
-    if "device" in report.method:
-        made: dict[str, Callable[[Report], Plot | None]] = {"forward": forward}
-        return {name: plot for name, make in made.items() if (plot := make(report)) is not None}
-    made = {
+    made: dict[str, Callable[[Report], Plot | None]] = {
         "speed": speed,
         "forward": forward,
         "options": options,
@@ -235,8 +232,6 @@ def put(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, flo
 
 
 def threads(report: Report) -> str:
-    if "device" in report.method:
-        return "on a device"
     count = report.method["threads"]
     return "one core" if count == 1 else f"{count} cores"
 

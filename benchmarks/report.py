@@ -30,15 +30,6 @@ TITLES = {
     "growth": "Over n: share of the peak, 8 heads, d = 64, float32",
 }
 
-ON_DEVICE = TITLES | {
-    "limits": "Limits of this device",
-    "derivatives": "Derivatives: 16 heads, n = 4,096, d = 128, 16,384 tokens, bfloat16",
-    "against cuDNN": "Against cuDNN: rates, bfloat16",
-    "against math": "Derivatives against PyTorch's n × n path: rates, bfloat16",
-    "options": "Options against compiled FlexAttention: rates, 16 heads, n = 4,096, d = 128, bfloat16",
-    "memory": "Memory beyond inputs and outputs, one sequence, 16 heads, d = 128, bfloat16",
-}
-
 METHOD = """\
 Everything compared runs in turns, pinned to the same cores, with as many threads as cores. A figure is the median over
 the rounds of a ratio within one round, with its quartiles. On one core times are processor time of the process. Limits
@@ -52,15 +43,6 @@ off by twice what eager in the same dtype is. Shapes are calls of PyTorch's func
 forward and backward where it says training.
 FLOPs: 2 · b · h · n_q · n_k · (d + d_v), causal half of it; backward 2.5 times as many. Backward and double backward
 are given what forward computed; JVP computes the outputs too. PyTorch has its fused path for plain backward alone."""
-
-METHOD_ON_DEVICE = """\
-Everything compared runs in turns on one device, 16,384 tokens and 2,048 features in all unless a row says otherwise.
-A figure is the median over the rounds of a ratio within one round, with its quartiles. Times are those between two
-events on the stream, of calls that were queued before: what Python takes to launch them does not count. The limits are
-the library's product of two large matrices and a copy. Every result was compared with float64 over all pairs of two
-key-value heads before any time was taken; a wrong one is refused.
-FLOPs: 4 · b · h · n² · d of the pairs that may be seen, causal half of them; backward 2.5 times as many. Backward and
-double backward are given what came before; JVP computes the outputs too."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +88,14 @@ def tables(report: Report, wide: bool = True) -> Iterator[ReportTable]:
 
     wide: with a column for every peer.
     """
-    titles = ON_DEVICE if "device" in report.method else TITLES
     for group in dict.fromkeys(x.group for x in report.results):
         results = report.group(group)
         if group in ("forward", "backward", "decode", "growth"):
-            yield _side_by_side(titles[group], results, wide)
+            yield _side_by_side(TITLES[group], results, wide)
         elif group == "memory over n":
-            yield _memory(titles[group], results)
+            yield _memory(TITLES[group], results)
         else:
-            yield _plain(titles[group], results)
+            yield _plain(TITLES[group], results)
     reasons: dict[tuple[str, str], list[str]] = {}
     for x in report.results:
         for name, why in x.failures.items():
@@ -267,11 +248,10 @@ def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
 
     pictures: names of files and their captions.
     """
-    device = "device" in report.method
-    lines = ["# Benchmarks", "", METHOD_ON_DEVICE if device else METHOD, ""]
+    lines = ["# Benchmarks", "", METHOD, ""]
     lines += [f"- {name}: {value}" for name, value in report.machine.items()]
     options = ", ".join(f"{name} {value}" for name, value in report.method.items())
-    lines += [f"- `python -m benchmarks{' --device cuda' if device else ''}`: {options}", ""]
+    lines += [f"- `python -m benchmarks`: {options}", ""]
     for name, caption in pictures:
         lines += [f"![{caption}]({name})", ""]
     if pictures:

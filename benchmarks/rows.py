@@ -1,7 +1,7 @@
 """Rows of the report: cases, peers and goals."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -165,10 +165,10 @@ def derivative_rows() -> Iterator[Row]:
     yield DerivativeRow("backward, dropout", "backward", option("dropout"), base_case=plain, goal=1.25)
 
 
-def chosen(pattern: str | None = None, quick: bool = False, among: Iterable[Row] | None = None) -> list[Row]:
+def chosen(pattern: str | None = None, quick: bool = False) -> list[Row]:
     """Return the rows with a `group: name` that matches a regular expression."""
     return [
         row
-        for row in (rows() if among is None else among)
+        for row in rows()
         if (row.quick or not quick) and (pattern is None or re.search(pattern, f"{row.group}: {row.name}"))
     ]

@@ -3,7 +3,6 @@
 import platform
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,17 +28,6 @@ QUICK: dict[str, Any] = {
 """Settings of a quick run."""
 
 
-def on_device(s: Setting, name: str) -> Setting:
-    """Return settings for a device of PyTorch.
-
-    Raises ValueError, in one line, if it does not exist.
-    """
-    from benchmarks import device
-
-    found = device.device(name)
-    return replace(s, device=found, threads=len(s.cores), left_out={}, time=partial(device.seconds, found))
-
-
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
     """Measure rows on the last of the cores that may be used.
 
@@ -49,7 +37,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
     before = num_threads()
     results: list[Result] = []
     pin, limit = pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas")
-    with pin, limit, current(s), warnings.catch_warnings():
+    with pin, limit, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other libraries' warnings about themselves
         regard.set_num_threads(s.threads)
         try:
@@ -62,7 +50,8 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
                 raise
         finally:
             regard.set_num_threads(before)
-    method = ({"threads": s.threads} if s.device is None else {"device": s.device.type}) | {
+    method = {
+        "threads": s.threads,
         "rounds": s.rounds,
         "seconds": s.seconds,
         "engine": s.engine or "the first that can",
@@ -70,15 +59,6 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
     if len(results) < len(rows):
         method["interrupted"] = f"after {len(results)} of {len(rows)} rows"
     return Report(machine(s), method, results)
-
-
-def current(s: Setting) -> AbstractContextManager[None]:
-    """Make the device of the settings current, if they have one."""
-    if s.device is None:
-        return nullcontext()
-    from benchmarks import device
-
-    return device.used(s.device)
 
 
 def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
@@ -90,10 +70,6 @@ def machine(s: Setting) -> dict[str, str]:
 
     Nothing names the machine.
     """
-    if s.device is not None:
-        from benchmarks import device
-
-        return device.machine(s.device)
     found: dict[str, Any] = {
         "processor": doctor.report()["processor"]["name"],
         "cores": f"{len(s.cores)}, {s.threads} of them measured unless a row says otherwise",

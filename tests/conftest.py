@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -20,11 +19,8 @@ from regard.core.problem import Problem
 from regard.reference import specification
 from regard.runtime import memory
 
-if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-# Read by type checkers; run by hand and by tests/test_nightly.py; run by test_triton.py, and imports Triton; by hand.
-collect_ignore_glob = ["typing/*", "foreign/*", "*/compiled_kernels.py", "torch/parallel_*.py", "*_figures.py"]
+# Read by type checkers; run by hand and by tests/test_nightly.py; by hand.
+collect_ignore_glob = ["typing/*", "foreign/*", "torch/parallel_*.py", "*_figures.py"]
 
 settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time

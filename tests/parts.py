@@ -24,7 +24,7 @@ class Row(NamedTuple):
     kept: int = 1  # n: one in n of a function's slow tests stays slow, the others are nightly
 
 
-CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
+CASES = r"test_conformance.py::Test(Cpu|Tiled|Device|Specification)::test_"
 CPU = (
     r"engines/cpu/test_(backward_tangent|tangent|second_pass|weights|matrices|guard_pages|cpu_bits|targets|special_targets|"
     r"block_mask|plans)\.py"
@@ -36,7 +36,6 @@ TABLE: tuple[Row, ...] = (
     # What only the extra test-slow installs
     Row(r"test_no_third.*\[1280", "nightly", "12 views, which 1600 has too"),
     Row("tests/browser/", "slow", "Playwright and Chromium"),
-    Row("TestTriton|test_triton|test_bench_device|test_saturated.*triton", "slow", "Triton's interpreter is slow", 2),
     Row("test_transformers|serves_transformers|test_pretrained|test_capture_table", "slow", "transformers"),
     Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
     Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|the_last)", "slow", "transformers"),
@@ -46,20 +45,21 @@ TABLE: tuple[Row, ...] = (
         "slow",
         "transformers",
     ),
-    Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
+    Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers"),
     Row("test_notebook", "slow", "anywidget"),
     Row(r"test_docs\.py::test_(every_block|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
-    Row(r"test_doctests.py::test_examples\[regard.(engines.triton|.*pretrained)", "slow", "Triton, transformers"),
+    Row(r"test_doctests.py::test_examples\[regard..*pretrained", "slow", "transformers"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
     Row("test_typing", "slow", "basedpyright, and mypy reads PyTorch and JAX"),
+    Row("engines/device/test_device.py::test_calls_on_a_device_in", "slow", "PyTorch compiles"),
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),
     Row(r"TestCpu::test_(weights_of_large|what_overflows)", "slow", "compiles kernels"),
     Row(r"TestCpu::test_(special|second_\w+|tangents|what_is_hidden|ties)", "slow", "compiles kernels", 3),
     Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
-    Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
+    Row("Test(Tiled|Device|Specification)::test_.*-float32", "fast", "nothing to compile"),
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels", 3),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly

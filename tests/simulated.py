@@ -35,7 +35,7 @@ POSIX_ALONE = {
     mmap: tuple(name for name in dir(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))),
 }  # fmt: skip
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
-HIDDEN = ("jax", "torch", "triton", "matplotlib")  # which would start as on the system that is pretended
+HIDDEN = ("jax", "torch", "matplotlib")  # which would start as on the system that is pretended
 
 
 def take_away(names: dict[Any, tuple[str, ...]]) -> None:

@@ -69,8 +69,8 @@ LAZY = {
     "regard.engines.cpu.schedule.second_work": ("engines.cpu.kernels.reductions", KERNEL),
     "regard.engines.cpu.schedule.tangent_work": ("engines.cpu.kernels.jvp", KERNEL),
     "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.forward", KERNEL),
+    "regard.engines.device": ("engines.device.call engines.device.functions", "PyTorch"),
     "regard.engines.tiled": ("engines.tiled.backward_pass engines.tiled.derivatives", "a forward call needs neither"),
-    "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
     "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
     "regard.viewer.command": (

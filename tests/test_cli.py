@@ -137,7 +137,7 @@ def test_version_and_help(run):
         (["plan"], "give --n and --d, or files with query, key and value"),
         (
             ["plan", "--n=8", "--d=4", "--engine", "gpu"],
-            "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'gpu'",
+            "engine must be one of 'cpu', 'tiled', 'device', 'spec', got 'gpu'",
         ),
         (["plan", "a.safetensors"], "cannot read a.safetensors: No such file or directory"),
     ],

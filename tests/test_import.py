@@ -32,7 +32,6 @@ def loaded(root: Path, first: str, then: str) -> set[str]:
     """The modules that `import regard` (from `root`) and `then` load after `import first`."""
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
-    env.pop("TRITON_INTERPRET", None)  # as it is outside of tests
     command = [sys.executable, "-c", CHECK.format(first, then)]
     return {*json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)}
 
@@ -70,7 +69,7 @@ def test_a_plain_call_loads_one_engine() -> None:
 import sys, numpy, regard
 x = numpy.ones((2, 8, 4), numpy.float32)
 regard.attention(x, x, x)
-print(*(name for name in ("cpu", "tiled", "triton", "specification") if f"regard.engines.{name}" in sys.modules))
+print(*(name for name in ("cpu", "tiled", "device", "specification") if f"regard.engines.{name}" in sys.modules))
 """
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "cpu\n"
 
@@ -83,7 +82,7 @@ answers = Answers([example(Settings("abab"))], patience=None)
 for path in ("scenes", "example/heads", "example/thumbs/0"):
     assert answers.get(path).status == 200
 """
-    assert not foreign(PACKAGE.parent, view) & {"torch", "triton", "jax", "transformers", "matplotlib"}
+    assert not foreign(PACKAGE.parent, view) & {"torch", "jax", "transformers", "matplotlib"}
 
 
 @pytest.mark.parametrize(

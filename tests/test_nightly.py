@@ -29,11 +29,6 @@ def test_what_else_the_cpu_engine_does_by_turns() -> None:
     run("-m", "pytest", "-m", "", "tests/conformance/test_conformance.py", "-k", "TestCpu", REGARD_FUZZ="1")
 
 
-def test_every_kernel_for_every_device() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: pip install triton")
-    run("-m", "pytest", "-m", "", "tests/engines/triton/test_triton.py", "-k", "compile", REGARD_COMPILE="all")
-
-
 def test_kernels_on_an_emulated_processor(tmp_path: Path) -> None:
     if shutil.which("apt-get") is None or os.geteuid():
         pytest.skip("QEMU and Arm's Python are installed by apt-get, as root")

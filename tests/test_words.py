@@ -19,7 +19,7 @@ AMBIGUOUS = {
     "span", "spans", "item", "items", "unit", "units", "cell", "cells", "kind", "kinds", "pairs", "words", "matrices",
     "kept", "cut", "cuts",
 }  # fmt: skip
-ENGINES = ("cpu", "tiled", "triton")
+ENGINES = ("cpu", "tiled", "device")
 
 OPENINGS = {"What", "Whether", "Where", "How", "Of", "As"}
 DESCRIBED = (".", "engines/cpu")

@@ -20,7 +20,7 @@ from regard.engines.cpu.target import permission
 from regard.runtime import system
 from regard.runtime.threads import num_threads
 
-FRAMEWORKS = ("torch", "jax", "transformers", "triton")
+FRAMEWORKS = ("torch", "jax", "transformers")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 

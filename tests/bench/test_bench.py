@@ -563,7 +563,7 @@ def test_a_run_that_is_told_to_end_writes_what_is_done(monkeypatch: pytest.Monke
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--threads", "100000"], "--threads must be at most"),
-        (["--engine", "steam"], "--engine must be one of cpu, tiled, triton, spec, got steam"),
+        (["--engine", "steam"], "--engine must be one of cpu, tiled, device, spec, got steam"),
         (["--out", __file__], "is not a directory"),
         (["--plot-from", __file__], f"--plot-from must be a report.json of these benchmarks, got {__file__}"),
         (["--plot-from", "no-such.json"], "cannot read no-such.json: No such file or directory"),

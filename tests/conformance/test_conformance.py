@@ -11,11 +11,10 @@ import pytest
 
 import regard
 from cases import CASES, Case
-from interpreter import language_patched_once
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top
-from regard.engines import cpu, engines, tiled, triton
+from regard.engines import cpu, engines, tiled
 from regard.engines.tiled import derivatives as tiled_derivatives
 from regard.ops.normalization import problem_from
 from regard.reference import specification
@@ -459,61 +458,16 @@ class TestTiled(Conformance):
     engine = "tiled"
 
 
-class OnInterpreter(Conformance):
-    """On Triton's interpreter, which is slow, a fifth of the suite: forward and gradients of every case in float32,
-    second derivatives of backward or of forward by turns; in other dtypes the case with everything.
+class TestDevice(Conformance):
+    """Several blocks of rows in each call."""
 
-    The test of second derivatives looks at tangents too, and forward's statistics are made of weights.
-    """
-
-    threads, best, length, long = (1,), (2, 40), 70, 70
+    engine = "device"
     same_bits = False  # products are those of BLAS, and on some processors (seen: Zen 3) their bits depend on the shape
-    SPECIALS = (
-        "one key, score 5e+08",
-        "equal large scores",
-        "large bias",
-        "NaN in a key",
-        "rows that see nothing",
-        "a large sink",
-        "a sink of inf alone",
-    )
-    SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
-    OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
-    OF_BFLOAT16 = ("test_forward", "test_gradients", "test_second_tangents")
-
-    @classmethod
-    def runs(cls, test: str, case: Case, dtype: Any) -> bool:
-        if dtype != np.float32:
-            by_turns = {np.float16: cls.OF_FLOAT16, ml_dtypes.bfloat16: cls.OF_BFLOAT16}
-            return str(case) == "everything" and test in by_turns.get(dtype, (test,))
-        if test in ("test_forward", "test_gradients") or str(case) == "everything":
-            return True
-        if not test.startswith("test_second"):
-            return str(case) in cls.SOME
-        turn = CASES.index(case) % 2 == (test == "test_second_tangents")
-        return turn and case.n_q * case.n_k <= 1000
-
-    @staticmethod
-    def dtypes_of_specials(special: Special) -> tuple[Any, ...]:
-        return (np.float32,) if str(special) in OnInterpreter.SPECIALS else ()
-
-    @classmethod
-    def variants(cls, case: Case, dtype: Any, *of: Any) -> tuple[Any, ...]:
-        return of if dtype == np.float32 and str(case) == "one sink for all" else of[:1]
-
-    @classmethod
-    def observed(cls, case: Case, dtype: Any) -> list[Any]:
-        return EVERYTHING if dtype == np.float32 and str(case) in (*cls.SOME, "no keys") else SIMPLE
 
     @pytest.fixture(autouse=True)
-    def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        language_patched_once(monkeypatch)
-
-
-class TestTriton(OnInterpreter if triton.interpreted() else Conformance):  # type: ignore[misc]
-    engine = "triton"
-    widest = triton.WIDEST
-    same_bits = False  # a part of the weights is made with lse, and compilers fuse by what a kernel computes
+    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("regard.engines.device.call.ON_HOST", 2**10)
+        monkeypatch.setattr("regard.engines.device.call.TILE", 8)
 
 
 class TestSpecification(Conformance):

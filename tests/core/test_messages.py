@@ -651,8 +651,17 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (call(scale=1e300), ValueError, "scale must be finite in float32, got 1e+300"),
     # engines
-    (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'cuda'"),
-    (call(engine=["tiled"]), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got ['tiled']"),
+    (
+        call(engine="triton"),
+        ValueError,
+        "there is no engine 'triton': engine='device' computes on any device of PyTorch",
+    ),
+    (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'device', 'spec', got 'cuda'"),
+    (
+        call(engine=["tiled"]),
+        ValueError,
+        "engine must be one of 'cpu', 'tiled', 'device', 'spec', got ['tiled']",
+    ),
     (lambda: regard.set_num_threads(0), ValueError, "set_num_threads: n must be at least 1, got 0"),
     (
         lambda: regard.set_num_threads(2**70),
@@ -1068,7 +1077,8 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
     spec = "runs only when named" if function == "supports" else "needs an even number of heads (spec)"
     assert (
         str(raised.value) == "no engine supports this call: cpu: needs an even number of heads (cpu); "
-        f"tiled: needs an even number of heads (tiled); triton: runs only when named; spec: {spec}"
+        "tiled: needs an even number of heads (tiled); device: runs only when named; "
+        f"spec: {spec}"
     )
 
 

@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from conformance.test_properties import STRUCTURES, calls, check
-from interpreter import language_patched_once
-from regard.engines import triton
 
 ENGINE = os.environ.get("REGARD_FUZZ_ENGINE", "tiled")
 made = 0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def interpreter_patched_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if ENGINE == "triton" and triton.interpreted():
-            language_patched_once(monkeypatch)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

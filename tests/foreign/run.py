@@ -66,7 +66,7 @@ def main() -> int:
     part = commands.add_parser("fuzz", help="random calls against the specification")
     part.add_argument("--start", type=int, default=0, help=f"the first call, a multiple of {PIECE}")
     part.add_argument("--count", type=int, default=10_000, help="so many calls on each engine")
-    part.add_argument("--engine", action="append", choices=[*ENGINES, "triton"], help="may be repeated; cpu and tiled")
+    part.add_argument("--engine", action="append", choices=[*ENGINES, "device"], help="may be repeated; cpu and tiled")
     for name, package in (("gym", "attention-gym"), ("flash", "flash-attention")):
         part = commands.add_parser(name, help=f"the functions of FlexAttention in a checkout of {package}")
         part.add_argument("checkout", type=Path)

@@ -174,7 +174,7 @@ def test_errors_come_before_any_work() -> None:
         regard.attention(q, k, v, dropout=0.5)
     with pytest.raises(TypeError, match=r"seed must be an int or one key of jax\.random, got float32"):
         regard.attention(q, k, v, dropout=0.5, seed=q[0, 0, 0, 0])
-    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'triton', 'spec', 'xla', got 'cudnn'"):
+    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'device', 'spec', 'xla', got 'cudnn'"):
         regard.attention(q, k, v, engine="cudnn")
     with pytest.raises(TypeError, match=r"mask must be booleans or 0/1 integers, got float32; to add to scores"):
         jax.jit(lambda m: regard.attention(q, k, v, mask=m))(jnp.ones((9, 9)))

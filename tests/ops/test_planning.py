@@ -176,7 +176,7 @@ def test_engines_and_reasons():
     assert found.engines == {
         "cpu": "the first that supports this call",
         "tiled": "supports this call too, but comes later",
-        "triton": "runs only when named",
+        "device": "runs only when named",
         "spec": "runs only when named",
     }
     named = plan(*sizes(100), engine="spec", causal=True)
@@ -184,7 +184,7 @@ def test_engines_and_reasons():
     assert named.engines["spec"] == "named"
     assert named.engines["tiled"] == "supports this call too, but comes later"
     assert named.flops_visited == named.flops
-    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'gpu'"):
+    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'device', 'spec', got 'gpu'"):
         plan(*sizes(100), engine="gpu")
 
 

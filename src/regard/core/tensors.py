@@ -1,6 +1,6 @@
 """Tensors as NumPy arrays and back, without copies.
 
-The engine for GPUs and the adapter of PyTorch use it alike.
+The engine `device` and the adapter of PyTorch use it alike.
 """
 
 import ctypes
@@ -32,7 +32,6 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
         "complex128",
     ]
 }
-DEVICES = ("cuda",)  # the host does not read their memory
 UNREAD = 64  # the address of an empty array
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | `cpu/` | kernels compiled by LLVM; tried first |
 | `tiled/` | tiles on NumPy; supports every call |
-| `triton/` | kernels for NVIDIA GPUs |
+| `device/` | PyTorch's operations, on any device |
 | `normalized`, `observed` | corrections and statistics that follow from an engine's results |
 
 The specification is the engine "spec", which runs only when it is named.
@@ -136,7 +136,7 @@ class Engines(Mapping[str, Engine]):
     Most calls use the first engine alone.
     """
 
-    modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "triton")} | {
+    modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "device")} | {
         "spec": "regard.reference.engine"
     }
 
@@ -177,6 +177,8 @@ def choose(p: Problem, name: str | None, function: str = "forward") -> Engine:
     every = engines()
     if name is not None:
         if not isinstance(name, str) or name not in every:
+            if name == "triton":
+                raise ValueError("there is no engine 'triton': engine='device' computes on any device of PyTorch")
             raise ValueError(f"engine must be one of {', '.join(map(repr, every))}, got {shown(name)}")
         reason = every[name].state() or elsewhere(every[name], p) or unsupported(every[name], p, function)
         if reason:
@@ -259,7 +261,7 @@ def available_engines() -> tuple[EngineState, ...]:
 
     >>> import regard
     >>> [engine.name for engine in regard.available_engines()]
-    ['cpu', 'tiled', 'triton', 'spec']
+    ['cpu', 'tiled', 'device', 'spec']
     """
     every = engines().values()
     known = frozenset().union(*(names for engine in every for names in engine.KNOWS.values())) - INTERNAL

@@ -20,7 +20,7 @@ from regard.ops import planning, stepping
 from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
-from regard.torch import spreading
+from regard.torch import fused, spreading
 from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
@@ -165,6 +165,9 @@ def attention(
     if spreading.left and in_backward():
         warn_once(spreading.AGAIN)
     if not (return_weights or observe or engine is not None):
+        out = fused.attention(query, key, value, options, by_engine)
+        if out is not None:
+            return out
         known = cached(query, key, value, options)
         if known is not None:
             dense = dense_of(options).values()
@@ -187,6 +190,11 @@ def attention(
 attention_outside = outside_of_graphs("context_parallel sends keys between the processes, which no graph holds")(
     attention
 )
+
+
+def by_engine(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Compute `attention` by the engine of devices, whose derivatives have derivatives."""
+    return attention(query, key, value, engine="device", **options)
 
 
 def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -289,8 +297,14 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
-    """`regard.plan` on tensors."""
-    return planning.plan(**in_numpy({"query": query, "key": key, "value": value} | options))
+    """`regard.plan` on tensors; on a device, of the engine that computes there or of PyTorch's function."""
+    given = {"query": query, "key": key, "value": value} | options
+    device = isinstance(query, torch.Tensor) and fused.on_device(query) and not query.is_meta
+    if not device or options.get("engine") is not None:
+        return planning.plan(**in_numpy(given))
+    found = planning.plan(**in_numpy(given | {"engine": "device"}))
+    handed = fused.fits(query, key, value, {name: x for name, x in options.items() if name != "engine"})
+    return replace(found, engines={**found.engines, "device": fused.REASON}) if handed else found
 
 
 def elsewhere(name: str, instead: str) -> Any:

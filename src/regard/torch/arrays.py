@@ -8,7 +8,7 @@ import torch
 
 from regard.arguments.values import array_type
 from regard.core.checks import FLOATS
-from regard.core.tensors import DEVICES, NUMPY, array
+from regard.core.tensors import NUMPY, array
 from regard.rules import type_name
 from regard.torch.modes import fake, sizes, tracing, without_transforms, wrapped
 
@@ -19,7 +19,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 def checked(name: str, x: Any) -> torch.Tensor:
     """Return `x` if an engine can read it; else raise TypeError or ValueError.
 
-    Engines read strided tensors of a supported device. Subclasses must be nothing more than their numbers.
+    Engines read strided tensors of any device. Subclasses must be nothing more than their numbers.
     """
     if type(x) in PLAIN and x.layout is torch.strided and x.is_cpu and x.dtype in NUMPY:
         return x
@@ -34,8 +34,6 @@ def checked(name: str, x: Any) -> torch.Tensor:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
     if type(x) not in PLAIN and not fake(x):
         raise TypeError(f"{name} must be a plain torch.Tensor, got the subclass {type_name(x)}")
-    if x.device.type not in ("cpu", *DEVICES) and not fake(x):
-        raise ValueError(f"{name} is on the device {x.device}, and no engine serves {x.device.type!r} yet: give .cpu()")
     if x.dtype not in NUMPY:
         raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}")
     return x
@@ -52,10 +50,10 @@ def concrete(x: torch.Tensor) -> bool:
 def values(x: torch.Tensor, there: bool = False) -> Array:
     """Read the values of a `concrete` tensor outside of any active transform.
 
-    there: a CUDA tensor stays on its device; else it is copied to the host.
+    there: a tensor of a device stays there; else it is copied to the host.
     """
     with without_transforms():
-        return array(x.cpu() if x.is_cuda and not there else x)
+        return array(x if there else x.cpu())
 
 
 def together(given: Mapping[Any, torch.Tensor]) -> None:

@@ -255,10 +255,10 @@ class SharedCall:
 def keeps_low(*floats: torch.Tensor) -> bool:
     """Return whether gradients in 16 bits may follow a call, which are more exact with `Outputs.low`.
 
-    floats: its query, and the other inputs with a derivative.
+    floats: its query, and the other inputs with a derivative. On a device gradients compute the output again.
     """
     query = floats[0]
-    if query.dtype not in SHORT:
+    if query.dtype not in SHORT or not (query.is_cpu or query.is_meta):
         return False
     return transformed() or (torch.is_grad_enabled() and any(x.requires_grad for x in floats))
 

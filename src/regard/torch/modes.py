@@ -78,10 +78,6 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # The trace that runs now. Without its symbols a function would compare an index with one, which Dynamo takes for False.
 _tracing_context = torch._guards.TracingContext.try_get
 
-# Inside, autograd is on again. Without it what an operation computes below autograd could not be differentiated there.
-_excluded = torch._C._SetExcludeDispatchKeyGuard
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-
 # Tensors of FakeTensorMode, and those of the functionalization of AOTAutograd. Without them they would be refused.
 _FAKE = (FakeTensor, FunctionalTensor)
 
@@ -129,9 +125,6 @@ library: str = torch._C.__file__
 # the one of the configuration, dropout in a graph that saves nothing would have a wrong gradient.
 _REGION_BUDGET = "_region_activation_memory_budget"
 
-# Keeps a GPU busy for some cycles. Without it its benchmarks would measure how fast Python queues calls.
-busy = torch.cuda._sleep
-
 # Function modes that need not see calls: torch.set_default_device sets the device of new tensors, which a call sets
 # itself. More may be added.
 quiet: set[type] = {DeviceContext}
@@ -145,11 +138,6 @@ class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
     """
 
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # else its backward raises
-
-
-def above_autograd() -> Any:
-    """Return a context in which autograd is on, also inside of `below_autograd`."""
-    return _excluded(_AUTOGRAD, False)
 
 
 def constant(function: F) -> F:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from regard.core.problem import device_of
-from regard.core.tensors import DEVICES, NUMPY
+from regard.core.tensors import NUMPY
 from regard.rules import Mask, Rule, Table, type_name
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
@@ -82,7 +82,10 @@ class TensorTable(Table):
     @property
     def known(self) -> Array | None:
         x = self.tensor
-        return None if x is None or not concrete(x) else values(x)
+        if x is None or not concrete(x):
+            return None
+        found = values(x, there=True)
+        return found if device_of(found) is None else None  # to read those of a device, the host would wait
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,7 +247,7 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
     It is an array if its values are read now: integers, and frozen masks, which later changes do not change.
     """
     x = checked(argument, x)
-    if (frozen or x.dtype is not torch.bool) and concrete(x) and x.device.type not in DEVICES:
+    if (frozen or x.dtype is not torch.bool) and concrete(x) and x.is_cpu:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")

@@ -2,7 +2,6 @@
 
 | Module | Contents |
 |---|---|
-| `rows` | the outputs of a block of rows, by the formulas of the specification |
-| `rules` | rules and dropout as tensors, with the derivatives that rules define |
+| `rows` | the outputs of a block of rows, by the formula of the engine `device` |
 | `higher` | derivatives of second derivatives, block by block |
 """

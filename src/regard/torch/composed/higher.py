@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.engines.device.call import all_finite, computing
+from regard.engines.device.functions import backward_tangent, gradients, tangent, tangent_tangent
 from regard.torch.calls import CallSizes, TensorCall
 from regard.torch.composed.rows import outputs
-from regard.torch.modes import above_autograd
 from regard.warning import RegardWarning, level_of_caller
 
 Tensors = tuple[Tensor, ...]
@@ -35,11 +36,13 @@ _warned: set[str] = set()
 def derivative(call: TensorCall, *given: Tensor) -> Tensors:
     """Compute the derivative `call.steps`: (*inputs, *rest) → results, where the floats of the call and `rest` vary."""
     total: Tensors | None = None
-    with torch.enable_grad(), above_autograd():
+    with computing(given[0].device, derivatives=True):
         varying, fixed = split(call, [x.detach() for x in given])
+        unread = [n for n, name in enumerate(call.floats) if name not in ("query", "key", "value")]
+        finite = all_finite([x for n, x in enumerate(varying) if n not in unread])
         varying = tuple(x.requires_grad_() for x in varying)
         for rows in blocks(call, given):
-            f = differentiated(call, partial(outputs, call, rows))
+            f = differentiated(call, partial(outputs, call, finite, rows))
             part = tuple(x.detach() for x in f(varying, fixed))
             total = part if total is None else tuple(map(torch.add, total, part))
     assert total is not None
@@ -104,25 +107,22 @@ def empty_results(call: TensorCall, given: Sequence[Tensor], outputs: Callable[[
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like]
 
 
-def backward_tangent(f: Function, n: int, m: int, again: bool) -> Function:
+def of_backward_tangent(f: Function, n: int, m: int, again: bool) -> Function:
     """Return ∂B of f, which has n varying tensors and m results: (*x, *c, *t, *ċ)."""
 
     def tangents(varying: Tensors, fixed: Tensors) -> Tensors:
         x, c, t, d_c = pieces(varying, n, m, n, m)
-        y = f(x, fixed)
-        return gradients((*gradients(y, x, c), *y), x, (*t, *d_c), again)
+        return backward_tangent(f(x, fixed), x, c, t, d_c, again)
 
     return tangents
 
 
-def tangent_tangent(f: Function, n: int, m: int, again: bool) -> Function:
+def of_tangent_tangent(f: Function, n: int, m: int, again: bool) -> Function:
     """Return ∂J of f: (*x, *u, *t)."""
 
     def tangents(varying: Tensors, fixed: Tensors) -> Tensors:
         x, u, t = pieces(varying, n, n, n)
-        y = f(x, fixed)
-        w = zeros(y)
-        return gradients(gradients(gradients(y, x, w), x, t), w, u, again)
+        return tangent_tangent(f(x, fixed), x, t, u, again)
 
     return tangents
 
@@ -137,14 +137,12 @@ def forward(f: Function, n: int, again: bool) -> Function:
 
     def tangents(varying: Tensors, fixed: Tensors) -> Tensors:
         x, t = pieces(varying, n, n)
-        y = f(x, fixed)
-        w = zeros(y)
-        return gradients(gradients(y, x, w), w, t, again)
+        return tangent(f(x, fixed), x, t, again)
 
     return tangents
 
 
-SECOND = {"backward_tangent": backward_tangent, "tangent_tangent": tangent_tangent}
+SECOND = {"backward_tangent": of_backward_tangent, "tangent_tangent": of_tangent_tangent}
 STEPS = {"reverse": reverse, "forward": forward}
 
 
@@ -162,19 +160,6 @@ def one_by_one(call: TensorCall, f: Function, dims: Sequence[int | None]) -> Fun
         return tuple(map(torch.stack, zip(*each, strict=True)))
 
     return batch
-
-
-def gradients(y: Tensors, x: Tensors, ct: Tensors, again: bool = True) -> Tensors:
-    """Return the gradients of ⟨ct, y⟩ in x. again: they will be differentiated."""
-    pairs = [(a, c) for a, c in zip(y, ct, strict=True) if a.requires_grad]
-    if not pairs:
-        return zeros(x)
-    y, ct = zip(*pairs, strict=True)
-    return torch.autograd.grad(y, x, ct, create_graph=again, allow_unused=True, materialize_grads=True)
-
-
-def zeros(like: Tensors) -> Tensors:
-    return tuple(torch.zeros_like(x, requires_grad=True) for x in like)
 
 
 def pieces(given: Tensors, *sizes: int) -> Iterator[Tensors]:

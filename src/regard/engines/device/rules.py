@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.core.problem import device_of
 from regard.core.tensors import tensor
 from regard.reference.specification import GOLDEN
 from regard.rules import Node, order, partials
@@ -41,11 +42,16 @@ def arrays_of(node: Node) -> tuple[Any, ...]:
     return tuple({id(x): x for x in read}.values())
 
 
-def constant_tensor(x: Any, device: torch.device) -> Tensor:
-    """Return an array of a rule as a tensor of a dtype that PyTorch computes in."""
-    if x.dtype.kind in "iu":
-        x = x.astype(np.int64)
-    return tensor(np.ascontiguousarray(x) if x.flags.writeable else x.copy()).to(device)
+def tensor_on(x: Any, device: torch.device) -> Tensor:
+    """Return an array as a tensor on a device, integers as int64.
+
+    PyTorch reads no unsigned integers, and no NumPy array that may not be written or runs backward.
+    """
+    if device_of(x) is None:
+        x = x.astype(np.int64, copy=False) if x.dtype.kind in "iu" else x
+        x = x if x.flags.writeable and min(x.strides, default=0) >= 0 and x.dtype.isnative else np.array(x)
+    found = tensor(x).to(device)
+    return found if found.is_floating_point() or found.dtype is torch.bool else found.long()
 
 
 def _integer(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -73,18 +79,20 @@ SPECIAL: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def flat_index(shape: Sequence[int], indices: Sequence[Tensor]) -> Tensor:
-    """Return row-major positions of clamped indices in an array of a shape."""
-    flat: Any = 0
-    for length, index in zip(shape, indices, strict=True):
+def flat_index(table: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """Return row-major positions in a table of clamped indices."""
+    flat = torch.zeros((), dtype=torch.int64, device=table.device)
+    for length, index in zip(table.shape, indices, strict=True):
         flat = flat * length + index.clamp(0, length - 1)
-    return flat if isinstance(flat, Tensor) else torch.zeros((), dtype=torch.int64)
+    return flat
 
 
-def evaluate(rule: TensorRule, nodes: Sequence[Node], at: Sequence[Tensor], s: Tensor, arrays: Sequence[Tensor]) -> Any:
-    """Evaluate expressions at absolute indices (b, h, i, j) and scores s."""
+def evaluate(
+    rule: TensorRule, nodes: Sequence[Node], at: Sequence[Tensor], s: Tensor | None, arrays: Sequence[Tensor]
+) -> list[Tensor]:
+    """Evaluate expressions at absolute indices (b, h, i, j) and scores s, which masks do not read."""
     dtypes = {"bool": torch.bool, "int": torch.int64, "float": rule.dtype}
-    leaves = dict(zip("bhij", at, strict=True)) | {"s": s}
+    leaves: dict[str, Any] = dict(zip("bhij", at, strict=True)) | {"s": s}
     values: dict[Node, Tensor] = {}
     for node in order(nodes):
         args = [values[arg] for arg in node.args]
@@ -92,12 +100,12 @@ def evaluate(rule: TensorRule, nodes: Sequence[Node], at: Sequence[Tensor], s: T
             value = leaves[node.op]
         elif node.op in ("number", "literal", "keys"):
             number = rule.keys if node.op == "keys" else node.payload
-            value = torch.full((), number, dtype=dtypes[node.kind], device=s.device)
+            value = torch.full((), number, dtype=dtypes[node.kind], device=at[0].device)
         elif node.op == "dense":
             value = arrays[rule.slot(node.payload)]
         elif node.op == "gather":
             table = arrays[rule.slot(node.payload)]
-            value = table.reshape(-1)[flat_index(table.shape, args)].to(dtypes[node.kind])
+            value = table.reshape(-1)[flat_index(table, args)].to(dtypes[node.kind])
         elif node.op == "float":
             value = args[0].to(rule.dtype)
         else:
@@ -116,8 +124,9 @@ class RuleValue(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: TensorRule, visible: Tensor, *given: Tensor) -> Tensor:
-        (value,) = evaluate(rule, [rule.node], given[:4], given[4], given[5:])
-        return value.expand(given[4].shape).clone()
+        s = given[4]
+        (value,) = evaluate(rule, [rule.node], given[:4], s, given[5:])
+        return value if value.shape == s.shape and value is not s else value.expand(s.shape).clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -153,7 +162,7 @@ def slopes(rule: TensorRule, visible: Tensor, given: Sequence[Tensor]) -> tuple[
 def index_of(rule: TensorRule, leaf: Node, given: Sequence[Tensor]) -> Tensor:
     """Return the positions in its table that a reading reads."""
     indices = evaluate(rule, leaf.args, given[:4], given[4], given[5:])
-    return flat_index(given[5 + rule.slot(leaf.payload)].shape, indices)
+    return flat_index(given[5 + rule.slot(leaf.payload)], indices)
 
 
 def scattered(rule: TensorRule, leaf: Node, values: Tensor, given: Sequence[Tensor]) -> Tensor:
@@ -163,7 +172,10 @@ def scattered(rule: TensorRule, leaf: Node, values: Tensor, given: Sequence[Tens
     shared = [axis for axis, length in enumerate(flat.shape) if length == 1 != values.shape[axis]]
     values = values.sum(shared, keepdim=True) if shared else values  # an axis along which one entry is read
     total = torch.zeros(table.numel(), dtype=values.dtype, device=values.device)
-    return total.index_add(0, flat.expand(values.shape).reshape(-1), values.reshape(-1)).reshape(table.shape)
+    flat, values = flat.expand(values.shape).reshape(-1), values.reshape(-1)
+    if total.is_cpu:
+        return total.index_add(0, flat, values).reshape(table.shape)
+    return total.index_put((flat,), values, accumulate=True).reshape(table.shape)  # CUDA's index_add has no fixed order
 
 
 # Dropout

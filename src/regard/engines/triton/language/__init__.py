@@ -1,1 +1,0 @@
-"""Operations that Triton lacks: floored integers, mathematics, random bits."""

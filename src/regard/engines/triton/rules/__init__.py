@@ -1,1 +1,0 @@
-"""Rules as Triton functions: `lowering` has values, `bounds` bounds over tiles."""
