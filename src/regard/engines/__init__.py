@@ -177,7 +177,7 @@ def choose(p: Problem, name: str | None, function: str = "forward") -> Engine:
     every = engines()
     if name is not None:
         if not isinstance(name, str) or name not in every:
-            if name == "triton":
+            if isinstance(name, str) and name == "triton":
                 raise ValueError("there is no engine 'triton': engine='device' computes on any device of PyTorch")
             raise ValueError(f"engine must be one of {', '.join(map(repr, every))}, got {shown(name)}")
         reason = every[name].state() or elsewhere(every[name], p) or unsupported(every[name], p, function)
