@@ -16,6 +16,7 @@ from hypothesis import settings
 from in_browser import FLAGS
 from parts import COLLECTED, parts
 from regard.core.problem import Problem
+from regard.engines import Engines
 from regard.reference import specification
 from regard.runtime import memory
 
@@ -70,6 +71,19 @@ def small_garbage() -> Iterator[None]:
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test makes its calls for the first time: one may change what engines support, which no program does."""
     monkeypatch.setattr("regard.ops.callcache._thread", threading.local())
+
+
+@pytest.fixture(autouse=True)
+def first_engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Calls that name no engine try the one of the nearest mark `engine` first.
+
+    Tests of adapters have "tiled", which compiles nothing, and for each door a call on "cpu".
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if mark := request.node.get_closest_marker("engine"):
+            (name,) = mark.args
+            patch.setattr(Engines, "modules", {name: Engines.modules[name]} | Engines.modules)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -298,6 +298,11 @@ def assert_along(
         assert value.dtype == dtype
         rounded = getattr(plain, name).astype(dtype)
         assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[prefix + name], dtype)
+
+
+def on_cpu(cases: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Return parameters for `parametrize`: the chosen ones run on compiled kernels, whatever the file's mark says."""
+    return [pytest.param(x, marks=pytest.mark.engine("cpu") if x in chosen else ()) for x in cases]
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 
 import regard
 
+pytestmark = pytest.mark.engine("tiled")
+
 
 def installed(name: str) -> bool:
     """Whether there is such a package; a folder of tests of that name is none."""

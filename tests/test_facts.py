@@ -8,6 +8,8 @@ import pytest
 
 import regard
 
+pytestmark = pytest.mark.engine("tiled")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 EPS = float(np.finfo(np.float64).eps)
 

@@ -1,6 +1,5 @@
 """What pip is told and what it installs: versions, the page with its licences, an sdist without Node.js."""
 
-import ast
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from regard.arguments.packages import BASE, EXTRAS
 from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
+from sources import imported
 
 ROOT = Path(__file__).parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -113,14 +113,8 @@ def test_types_are_checked_with_the_extra_test_alone() -> None:
     """mypy follows every import, those inside of functions too: it excuses what `test` does not bring."""
     overrides = [x for x in CONFIG["tool"]["mypy"]["overrides"] if x.get("ignore_missing_imports")]
     excused = {name.partition(".")[0] for x in overrides for name in x["module"]}
-    imported = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                imported |= {name.name.partition(".")[0] for name in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
-    others = imported - sys.stdlib_module_names - {"regard"}
+    found = set().union(*(imported(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")))
+    others = found - sys.stdlib_module_names - {"regard"}
     assert {"numpy", "anywidget"} <= others
     assert others - excused - {x.name for x in [*requirements(), *requirements("test")]} == set()
 

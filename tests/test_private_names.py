@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from sources import parsed
 
 PACKAGE = Path(regard.__file__).parent
 MODULES = {"torch": "torch/modes.py", "jax": "jax/private.py"}
@@ -20,10 +21,10 @@ def private(name: str) -> bool:
     return name.startswith(UNDOCUMENTED) or (parts[0] in MODULES and hidden)
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(nodes: tuple[ast.AST, ...]) -> Iterator[str]:
     """The dotted names that code imports or looks up, those under which something was imported resolved."""
     known = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for x in node.names:
                 known[x.asname or x.name.partition(".")[0]] = x.name if x.asname else x.name.partition(".")[0]
@@ -32,7 +33,7 @@ def names(tree: ast.AST) -> Iterator[str]:
             for x in node.names:
                 known[x.asname or x.name] = f"{node.module}.{x.name}"
                 yield f"{node.module}.{x.name}"
-    for node in ast.walk(tree):
+    for node in nodes:
         path: list[str] = []
         while isinstance(node, ast.Attribute):
             path.append(node.attr)
@@ -42,7 +43,7 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 
 def found(code: str) -> set[str]:
-    return {name for name in names(ast.parse(code)) if private(name)}
+    return {name for name in names(parsed(code)) if private(name)}
 
 
 @pytest.mark.parametrize("framework", MODULES)

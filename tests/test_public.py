@@ -16,6 +16,7 @@ import pytest
 import regard
 from regard.core.problem import Problem
 from regard.core.statistics import Top
+from sources import parsed
 
 PUBLIC = [
     "Capture",
@@ -223,7 +224,7 @@ def test_a_module_in_the_place_of_a_function_is_found(tmp_path: Path) -> None:
 def test_every_warning_has_the_category_of_the_package() -> None:
     assert issubclass(regard.RegardWarning, UserWarning)
     for path in sorted(Path(regard.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in parsed(path.read_text(encoding="utf-8")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warn"):
                 given = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "category")]
                 assert [ast.unparse(category) for category in given] == ["RegardWarning"], f"{path}:{node.lineno}"

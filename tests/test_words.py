@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sources import parsed
+
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src/regard"
 
@@ -41,9 +43,9 @@ def test_the_private_dialect_is_gone(place: str) -> None:
     assert not found, "\n".join(found)
 
 
-def bound(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def bound(file: Path) -> Iterator[tuple[str, int]]:
     """The names that a module gives, with their lines; those of others, such as `dtype.kind`, are only read."""
-    for x in ast.walk(tree):
+    for x in parsed(file.read_text("utf-8")):
         if isinstance(x, ast.FunctionDef | ast.ClassDef):
             yield x.name, x.lineno
         elif isinstance(x, ast.arg):
@@ -66,7 +68,7 @@ def test_nouns_of_the_engines_have_one_meaning(engine: str) -> None:
     found = [
         f"{file.relative_to(SOURCES)}:{line}: {name}"
         for file in files(SOURCES / "engines" / engine, {".py"})
-        for name, line in bound(ast.parse(file.read_text("utf-8")))
+        for name, line in bound(file)
         if parts(name) & AMBIGUOUS
     ]
     assert not found, "\n".join(found)
@@ -82,7 +84,7 @@ def test_parts_of_names(name: str, expected: set[str]) -> None:
 
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of a module, with the lines of their owners."""
-    for x in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for x in parsed(file.read_text("utf-8")):
         if isinstance(x, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(x)
             if text:
@@ -111,7 +113,7 @@ def test_summaries_of_docstrings_are_one_sentence() -> None:
 def test_class_names_are_unique() -> None:
     found = defaultdict(list)
     for file in files(SOURCES, {".py"}):
-        for x in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for x in parsed(file.read_text("utf-8")):
             if isinstance(x, ast.ClassDef):
                 found[x.name].append(f"{file.relative_to(SOURCES)}:{x.lineno}")
     several = {name: places for name, places in found.items() if len(places) > 1}

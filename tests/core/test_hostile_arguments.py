@@ -19,6 +19,8 @@ import regard
 from regard import examplemodel, insight, positions
 from regard.ops import linear
 
+pytestmark = pytest.mark.engine("tiled")
+
 X = np.random.default_rng(0).standard_normal((2, 4, 6)).astype(np.float32)  # 2 heads, 4 positions, 6 features
 M = np.ones((4, 6), np.float32)
 PER_QUERY = np.zeros((2, 4), np.float32)

@@ -21,6 +21,9 @@ from regard.viewer.data import summary
 from regard.viewer.scene import sources
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 6, 20, 8)), RNG.standard_normal((2, 3, 25, 8))
@@ -57,7 +60,7 @@ def same(layer: Layer, weights: Any) -> None:
             np.testing.assert_array_equal(layer.weights(head, batch=b), weights[b, head])
 
 
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("wish", on_cpu(WISHES, "rules"))
 def test_weights_of_a_head_are_those_of_the_call(wish: str) -> None:
     weights = regard.weights(Q, K, **WISHES[wish])
     layer = Layer.of("attention", Q, K, **WISHES[wish])

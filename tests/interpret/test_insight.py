@@ -10,6 +10,8 @@ from regard import cli, insight
 from regard.examplemodel import ExampleModel, repeated_bytes
 from regard.interpret.heads import all_notable, notable, sampled_statistics
 
+pytestmark = pytest.mark.engine("tiled")
+
 SCORES = (insight.previous_token, insight.current_token, insight.sink, insight.entropy, insight.normalized_entropy)
 
 

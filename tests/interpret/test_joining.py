@@ -12,6 +12,8 @@ from regard.interpret.capture import joining
 from regard.interpret.capture.calls import CallSequence, CapturedCall, Continuation
 from regard.interpret.capture.joining import ArrayStore, JoinedCalls, UnjoinableCalls
 
+pytestmark = pytest.mark.engine("tiled")
+
 RNG = np.random.default_rng(0)
 N = 13
 Q, K = RNG.standard_normal((2, 4, N, 8)), RNG.standard_normal((2, 2, N, 8))
@@ -100,6 +102,7 @@ def test_some_heads(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_array_equal(layer.weights(head, batch=b), whole.weights(head, batch=b))
 
 
+@pytest.mark.engine("cpu")
 def test_a_cache_that_slides() -> None:
     made = []
     for begin, end in STEPS:

@@ -10,7 +10,7 @@ import regard
 from cases import CASES, Case, case
 from regard.rules import as_score, order
 from regard.rules.expression import rebuild
-from support import SAME_BITS
+from support import SAME_BITS, on_cpu
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
@@ -19,15 +19,12 @@ from jax.test_util import check_grads
 
 import jax
 
+pytestmark = pytest.mark.engine("tiled")
+
 Inputs = dict[str, Any]
 # Not those where nothing varies, and those with NaN among what is hidden, of which there are no differences.
 SMOOTH = [c for c in CASES if c.poison is None and 0 not in (*c.lead, c.n_q, c.n_k, c.d, c.d_v)]
 TWICE = ("plain", "grouped heads", "causal, rows that see nothing", "curved score", "score with a table", "everything")
-
-
-def engine(c: Case) -> str | None:
-    """What JAX asks is the same of every engine: in most cases of one that has nothing to compile."""
-    return None if c.name in TWICE else "tiled"
 
 
 def differentiable(c: Case, dtype: Any = np.float64) -> tuple[Inputs, Callable[[Inputs], Any]]:
@@ -47,7 +44,7 @@ def differentiable(c: Case, dtype: Any = np.float64) -> tuple[Inputs, Callable[[
         given = dict(inputs)
         traced = {id(t): regard.table(given.pop(f"table{n}")) for n, t in enumerate(tables)}
         score = regard.Score(rebuild(rule.node, traced), rule.text, rule.requires)
-        out, seen = regard.attention(**given, **options, score=score, observe=["lse", "entropy"], engine=engine(c))
+        out, seen = regard.attention(**given, **options, score=score, observe=["lse", "entropy"])
         return out, jnp.where(jnp.isinf(seen.lse), 0, seen.lse), seen.entropy
 
     return jax.tree.map(jnp.asarray, inputs), call
@@ -71,7 +68,7 @@ def test_first_and_second_derivatives_in_every_mode(c: Case, jitted: bool) -> No
     check_grads(function, (inputs,), order=2, modes=["fwd", "rev"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize("name", on_cpu(TWICE, "everything"))
 def test_the_ways_to_second_derivatives_agree(name: str) -> None:
     """Forward over reverse and reverse over reverse, and reverse over forward against both."""
     inputs, call = differentiable(case(name))
@@ -102,10 +99,9 @@ def test_the_ways_to_second_derivatives_agree(name: str) -> None:
         np.testing.assert_allclose(forward[name], mixed[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("c", [c for c in SAME_BITS if c.poison is None], ids=str)
+@pytest.mark.parametrize("c", on_cpu([c for c in SAME_BITS if c.poison is None], *map(case, TWICE)), ids=str)
 def test_gradients_and_tangents_have_the_bits_of_numpy(c: Case) -> None:
     q, k, v, options = c.inputs(np.float32)
-    options["engine"] = engine(c)
     rng = np.random.default_rng(1)
 
     def call(q: Any, k: Any, v: Any) -> Any:
@@ -272,6 +268,7 @@ def test_no_derivative_is_silently_zero(small: Any, statistic: Any) -> None:
     assert seen.shape == (2, 6)
 
 
+@pytest.mark.engine("cpu")
 def test_every_input_has_a_gradient_that_is_not_zero() -> None:
     inputs, call = differentiable(case("everything"))
     gradients = jax.grad(lambda x: sum((a**2).sum() for a in call(x)))(inputs)

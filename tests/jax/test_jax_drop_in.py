@@ -17,6 +17,9 @@ from jax.test_util import check_grads
 
 import jax
 import regard.jax
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 Options = dict[str, Any]
 RNG = np.random.default_rng(0)
@@ -122,7 +125,7 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         regard.jax.dot_product_attention(q, k, v, local_window_size=([1, 2], 3))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", on_cpu([jnp.bfloat16, jnp.float16], jnp.bfloat16))
 def test_three_dimensions_and_16_bits(dtype: Any) -> None:
     q, k, v = (normal(n, 2, 8, dtype=dtype) for n in (5, 6, 6))
     for function in (lambda f: f(q, k, v), lambda f: f(q, k, v, is_causal=True, return_residual=True)):

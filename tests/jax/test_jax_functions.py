@@ -16,6 +16,8 @@ from jax.test_util import check_grads
 
 import jax
 
+pytestmark = pytest.mark.engine("tiled")
+
 RNG = np.random.default_rng(0)
 
 

@@ -13,6 +13,8 @@ import jax
 import regard
 import regard.jax
 
+pytestmark = pytest.mark.engine("tiled")
+
 X = jax.random.normal(jax.random.key(0), (2, 4, 6, 8))
 SLOPES = jnp.array([0.1, 0.2, 0.3, 0.4])
 MASK = regard.window(4) & regard.documents(np.arange(6) // 3) & np.tril(np.ones((6, 6), bool))
@@ -44,6 +46,7 @@ def test_leaves() -> None:
     assert same_ids == equal_ids != others
 
 
+@pytest.mark.engine("cpu")
 def test_gradient_of_a_rule() -> None:
     gradient = jax.grad(loss)(regard.alibi(SLOPES))
     same(jax.tree.leaves(gradient)[0], expected())

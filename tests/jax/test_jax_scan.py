@@ -19,6 +19,8 @@ from regard.jax.xla import scan
 from regard.jax.xla.values import RuleIndices, settings
 from regard.jax.xla.values import evaluate as values_of
 
+pytestmark = pytest.mark.engine("tiled")
+
 
 def close(got: Any, expected: Any, name: str = "") -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9, err_msg=name)

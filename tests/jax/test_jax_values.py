@@ -8,13 +8,15 @@ import pytest
 
 import regard
 from cases import CASES, Case
-from support import SAME_BITS
+from support import SAME_BITS, on_cpu
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
 import jax.numpy as jnp
 
 import jax
+
+pytestmark = pytest.mark.engine("tiled")
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = [
@@ -34,13 +36,10 @@ def same(got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-@pytest.mark.parametrize("case", SAME_BITS, ids=str)
+@pytest.mark.parametrize("case", on_cpu(SAME_BITS, *SAME_BITS[::8]), ids=str)
 def test_every_case_has_the_bits_of_numpy(case: Case, dtype: Any) -> None:
-    """On the default engine in float32 and the other dtypes by turns, else on the one that compiles nothing."""
     with jax.enable_x64(True):
         q, k, v, options = case.inputs(dtype)
-        if dtype not in (np.float32, DTYPES[1 + CASES.index(case) % 3]):
-            options["engine"] = "tiled"
         expected = regard.attention(q, k, v, **options)
         arrays = [jnp.asarray(x) for x in (q, k, v)]
         same(regard.attention(*arrays, **options), expected)
@@ -57,13 +56,9 @@ def test_an_engine_may_be_named() -> None:
             same(regard.attention(*arrays, **options, engine=engine), expected)
 
 
-@pytest.mark.parametrize(
-    ("case", "engine"), [(case, None if n % 4 == 0 else "tiled") for n, case in enumerate(SAME_BITS[::4])], ids=str
-)
-def test_statistics_and_weights(case: Case, engine: str | None) -> None:
-    """What JAX asks is the same of every engine: in most cases of one that has nothing to compile."""
+@pytest.mark.parametrize("case", on_cpu(SAME_BITS[::4], *SAME_BITS[::16]), ids=str)
+def test_statistics_and_weights(case: Case) -> None:
     q, k, v, options = case.inputs(np.float32)
-    options["engine"] = engine
     out, seen = regard.attention(q, k, v, **options, observe=EVERYTHING)
 
     weights = regard.attention(q, k, v, **options, return_weights=True)[1]

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 import regard
 from regard import multihead_attention
 
+pytestmark = pytest.mark.engine("tiled")
+
 
 def normal(*shape, dtype=np.float64, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
@@ -84,6 +86,7 @@ def test_leading_dimensions_broadcast():
     )
 
 
+@pytest.mark.engine("cpu")
 def test_options_reach_attention():
     x = normal(2, 6, 8)
     mask = normal(2, 6, 6, seed=1) > 0

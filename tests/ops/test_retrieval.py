@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import regard
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 RNG = np.random.default_rng(0)
 
@@ -21,7 +24,7 @@ def energy(state: Any, patterns: Any, beta: float) -> Any:
     return -lse + (s**2).sum(-1) / 2 + np.log(x.shape[-2]) / beta + largest / 2
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", on_cpu([np.float64, np.float32, np.float16, ml_dtypes.bfloat16], np.float32))
 def test_a_step_is_attention_and_lowers_the_energy(dtype: Any) -> None:
     patterns, state = RNG.standard_normal((2, 1, 9, 6)).astype(dtype), RNG.standard_normal((3, 5, 6)).astype(dtype)
     found = regard.hopfield(state, patterns, beta=1.5, steps=4)

@@ -17,6 +17,7 @@ from regard.engines.cpu.target import instructions as target
 from regard.rules import expression  # noqa: F401
 from regard.runtime import forks, threads
 from regard.viewer.serve.store import Grower, Store, Worker
+from sources import parsed
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
@@ -92,10 +93,9 @@ def test_no_lock_is_found_locked() -> None:
 
 def test_every_lock_is_made_anew_in_a_child() -> None:
     for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         made = [
             node.func.attr
-            for node in ast.walk(tree)
+            for node in parsed(path.read_text(encoding="utf-8"))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if node.func.attr in ("Lock", "RLock", "Condition", "Semaphore", "Event") and "threading" in ast.dump(node)
         ]

@@ -22,6 +22,8 @@ from regard.interpret.capture.captured import Capture
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.capture.texts import Texts
 
+pytestmark = pytest.mark.engine("tiled")
+
 try:
     import transformers
 
@@ -273,6 +275,7 @@ def test_pytorchs_own_function(masked: bool) -> None:
         np.testing.assert_allclose(weights_of(layer), expected.detach(), atol=1e-6)
 
 
+@pytest.mark.engine("cpu")
 def test_pytorchs_modules() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True).eval()
@@ -289,6 +292,7 @@ def test_pytorchs_modules() -> None:
     np.testing.assert_allclose(weights_of(seen[0]), weights, atol=1e-6)
 
 
+@pytest.mark.engine("cpu")
 def test_modules_of_regard() -> None:
     torch.manual_seed(0)
     block = TransformerBlock(16, 4, num_kv_heads=2, cross_attention=True, positions=Alibi(4), causal=True).eval()

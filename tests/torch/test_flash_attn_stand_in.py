@@ -13,6 +13,8 @@ import torch
 import regard.torch
 from regard.torch import flash_attn
 
+pytestmark = pytest.mark.engine("tiled")
+
 MODEL = """
 import torch
 from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache

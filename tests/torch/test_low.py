@@ -12,9 +12,12 @@ import regard.torch
 from regard.core.problem import Differential, Outputs
 from regard.core.tensors import array
 from regard.ops.normalization import problem_from
-from support import assert_saturated
+from support import assert_saturated, on_cpu
 
 torch.manual_seed(0)
+
+pytestmark = pytest.mark.engine("tiled")
+
 N, D = 256, 32
 FACTORS = 1.6, 4.0  # those of bfloat16 by pairs, and of less
 Q, K = 3 * torch.randn(2, 4, N, D)
@@ -94,7 +97,7 @@ ROUNDED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", on_cpu(WAYS, "backward"))
 def test_gradients_of_saturated_rows(way: str, dtype: torch.dtype) -> None:
     q, k, v, dout = (x.to(dtype) for x in (Q, K, V, DOUT))
     p = problem_from(*(array(x) for x in (q, k, v)), causal=True)
@@ -112,6 +115,7 @@ def test_what_the_documents_except_has_the_rounded_output(way: str) -> None:
         assert_saturated(p, Outputs(array(dout), None, None), found, 1.1, np.inf)
 
 
+@pytest.mark.engine("cpu")
 def test_backward_has_the_bits_of_numpy() -> None:
     given = [x.to(torch.float16) for x in (Q, K, V, DOUT)]
     found = by_backward(attention, *(x.clone() for x in given))

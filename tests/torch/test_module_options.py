@@ -10,6 +10,8 @@ import regard
 from regard.torch import FeedForward, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.nn.modules import BlockOptions, HeadOptions
 
+pytestmark = pytest.mark.engine("tiled")
+
 X = torch.ones(2, 5, 8)
 SIZES = {MultiHeadAttention: (8, 2), TransformerBlock: (8, 2), Transformer: (1, 8, 2), FeedForward: (8, 16)}
 MODULES = (MultiHeadAttention, TransformerBlock, Transformer)

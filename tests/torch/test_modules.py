@@ -14,6 +14,9 @@ from regard.positions import LinearScaling, YaRNScaling, alibi_slopes, rope
 from regard.rules import At, evaluate
 from regard.torch import Alibi, FeedForward, KVCache, MultiHeadAttention, Relative, Rope, Transformer, TransformerBlock
 from regard.torch.padding import real_keys
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 nn = torch.nn
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}  # float64, and sums of some dozen terms in another order
@@ -121,7 +124,7 @@ def test_what_torch_has_and_regard_has_not() -> None:
 # Multi-head attention
 
 
-@pytest.mark.parametrize("bias", [True, False, "qk"])
+@pytest.mark.parametrize("bias", on_cpu([True, False, "qk"], True))
 def test_attention_is_that_of_numpy(bias: bool | str) -> None:
     module = MultiHeadAttention(
         12, 4, num_kv_heads=2, head_dim=5, value_head_dim=3, bias=bias, causal=True, mask=regard.window(3),
@@ -234,6 +237,7 @@ def test_a_padding_mask_may_change_in_place() -> None:
         close(module(x, key_padding_mask=real)[1, :length], module(x[1, :length]))
 
 
+@pytest.mark.engine("cpu")
 def test_padding_has_no_influence() -> None:
     module, x = MultiHeadAttention(8, 2, causal=True, positions="rope").double(), randn(2, 5, 8)
     real = torch.tensor([[True] * 5, [True, True, True, False, False]])

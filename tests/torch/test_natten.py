@@ -12,6 +12,9 @@ import regard.torch
 from grids import dense
 from regard.torch.dropins import natten_grid
 from regard.torch.natten import NeighborhoodAttention1D, NeighborhoodAttention2D, na1d, na2d, na3d
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 Tensor = torch.Tensor
 INSTALLED = importlib.util.find_spec("natten") is not None
@@ -85,7 +88,7 @@ def called(grid: Windows, *x: Tensor, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("extra", [False, True], ids=["", "additional keys"])
-@pytest.mark.parametrize("name", [*GRIDS, "blocks"])
+@pytest.mark.parametrize("name", on_cpu([*GRIDS, "blocks"], "1-D", "2-D, all options", "3-D"))
 def test_outputs_and_gradients(name: str, extra: bool) -> None:
     grid = GRIDS.get(name, BLOCKED)
     x = operands(grid) + (additional() if extra else [])
@@ -272,6 +275,7 @@ def test_without_natten_its_names_are_provided() -> None:
     assert natten.NeighborhoodAttention2D is NeighborhoodAttention2D
 
 
+@pytest.mark.engine("cpu")
 def test_modules() -> None:
     module = NeighborhoodAttention2D(6, 2, (3, 4), dilation=(2, 1), is_causal=(False, True), qkv_bias=False).double()
     x = torch.randn(2, 7, 5, 6, dtype=torch.float64)

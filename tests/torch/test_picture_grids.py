@@ -18,6 +18,8 @@ from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import Layer
 from regard.viewer.scene.sources import captured
 
+pytestmark = pytest.mark.engine("tiled")
+
 try:
     import transformers as t
 except ImportError:

@@ -10,6 +10,8 @@ import torch
 
 import regard.torch
 
+pytestmark = pytest.mark.engine("tiled")
+
 SHARED = "tabpfn.architectures.shared"
 
 

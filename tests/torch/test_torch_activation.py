@@ -15,6 +15,9 @@ import regard
 import regard.doctor
 import regard.torch
 from regard.torch.dropins import activation, cpu_operator
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 Tensor = torch.Tensor
 THEIRS = F.scaled_dot_product_attention
@@ -128,7 +131,7 @@ def hidden() -> Tensor:
 LAYOUTS = {"bhnd": heads, "bnhd": lambda: tuple(x.transpose(1, 2) for x in heads(2, 9, 4, 8))}
 
 
-@pytest.mark.parametrize("order", ["forward", "backward", "both", "compiled in it"])
+@pytest.mark.parametrize("order", on_cpu(["forward", "backward", "both", "compiled in it"], "both"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_compiled_graph_in_training(order: str, layout: str, masked: bool, calls: list[str]) -> None:

@@ -14,6 +14,8 @@ from cases import CASES, Case, case
 from on_tensors import SMALL, array, call, flat, smaller
 from regard.engines import engines
 
+pytestmark = pytest.mark.engine("tiled")
+
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -51,6 +53,7 @@ def test_second_derivatives(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.poison is not None or max(c.n_q, c.n_k) >= 30], ids=str)
+@pytest.mark.engine("cpu")
 def test_gradients_have_the_bits_of_numpy(case: Case) -> None:
     q, k, v, options = case.inputs(np.float32)
     attention, tensors, names, _ = call(case, np.float32)
@@ -372,6 +375,7 @@ def test_the_vmap_of_before() -> None:
     assert gradgradcheck(alone, q, check_batched_grad=True, check_fwd_over_rev=True)
 
 
+@pytest.mark.engine("cpu")
 def test_per_sample_gradients() -> None:
     x, slopes = normal(4, 2, 5, 3), normal(2).abs()
 
@@ -382,6 +386,7 @@ def test_per_sample_gradients() -> None:
     assert torch.equal(found, torch.stack([grad(one)(slopes, y) for y in x]))
 
 
+@pytest.mark.engine("cpu")
 def test_what_requires_no_grad_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a bias and of a table, whose gradient may be as large as all scores; in forward mode they still have one."""
     q, bias, slopes = normal(2, 5, 4), normal(2, 5, 5), normal(2).abs()

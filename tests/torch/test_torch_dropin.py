@@ -13,6 +13,10 @@ from torch.overrides import TorchFunctionMode
 import regard.torch
 from regard.ops import callcache
 from regard.torch import scaled_dot_product_attention as ours
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
+ON_CPU = pytest.mark.engine("cpu")
 
 THEIRS = F.scaled_dot_product_attention
 
@@ -63,7 +67,7 @@ CASES: dict[str, tuple[tuple[Any, Any, Any], Callable[[], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", on_cpu(CASES, "floats"))
 @both
 def test_the_same_as_pytorch(name: str, ours: Any) -> None:
     shapes, options = CASES[name]
@@ -210,6 +214,7 @@ def test_a_number_that_is_no_float(ours: Any) -> None:
 
 
 @both
+@ON_CPU
 def test_a_call_that_is_kept_serves_no_other(ours: Any) -> None:
     """Calls of few queries are looked up by their form before anything is checked."""
     q = normal(2, 8, 1, 16)
@@ -394,6 +399,7 @@ def test_torchscript_is_refused_and_works_afterwards() -> None:
 
 
 @both
+@ON_CPU
 def test_a_cached_call_of_grouped_heads_needs_enable_gqa(ours: Any) -> None:
     """The drop-in shares the store with `regard.attention`, which groups heads without being asked."""
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
@@ -408,6 +414,7 @@ def test_a_cached_call_of_grouped_heads_needs_enable_gqa(ours: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @both
+@ON_CPU
 def test_a_dense_mask_or_bias_of_other_contents(dtype: torch.dtype, ours: Any) -> None:
     """Calls with dense operands are cached by shape and strides, never by contents."""
     q, k, v = (torch.randn(*shape, dtype=dtype) for shape in (Q, K, V))
@@ -427,6 +434,7 @@ def test_a_dense_mask_or_bias_of_other_contents(dtype: torch.dtype, ours: Any) -
             assert torch.equal(ours(q, k, v, attn_mask=x), expected)
 
 
+@ON_CPU
 def test_a_cached_bias_still_has_a_gradient() -> None:
     q, k, v = normal(*Q), normal(*K), normal(*V)
     bias, mask = normal(4, 5, 6), dead()

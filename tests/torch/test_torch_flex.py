@@ -8,7 +8,6 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ import regard.torch
 from flex_dense import attend, dense, scores_of
 from regard.torch.dropins import flex as dropin
 
+pytestmark = pytest.mark.engine("tiled")
+
 B, H, N, D = 2, 4, 24, 4
 Function = Callable[..., Any]
 BOTH = AuxRequest(lse=True, max_scores=True)
@@ -27,10 +28,9 @@ flex_attention = regard.torch.flex_attention
 
 
 @pytest.fixture(autouse=True)
-def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Floats of indices are float64, and NumPy computes: compiling hundreds of kernels would take minutes."""
+def _plain() -> Iterator[None]:
+    """Floats of indices are float64."""
     torch.set_default_dtype(torch.float64)
-    monkeypatch.setattr(dropin, "attention", partial(regard.attention, engine="tiled"))
     yield
     torch.set_default_dtype(torch.float32)
 
@@ -252,8 +252,8 @@ def test_in_a_graph(names: tuple[str, str]) -> None:
     agree(ours[0], call(*inputs)[0], [*inputs, HEADS])
 
 
-def test_the_compiled_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropin, "attention", regard.attention)
+@pytest.mark.engine("cpu")
+def test_the_compiled_engine() -> None:
     inputs, function = operands(), MASKS["causal_slidewindow"][0]
     mask = create_block_mask(function, 1, 1, N, N, device="cpu", BLOCK_SIZE=8)
     HEADS.requires_grad_()

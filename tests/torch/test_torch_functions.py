@@ -10,6 +10,8 @@ from regard.ops.linear import RandomFeatures
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[transformers]'")
 
+pytestmark = pytest.mark.engine("tiled")
+
 RNG = np.random.default_rng(0)
 
 
@@ -42,6 +44,7 @@ def test_linear_attention(feature_map: Any, causal: bool) -> None:
         assert torch.autograd.gradcheck(call, few, check_forward_ad=True, fast_mode=True)
 
 
+@pytest.mark.engine("cpu")
 def test_multihead_attention() -> None:
     x, y = normal(2, 5, 12), normal(2, 7, 10)
     weights = {"w_q": normal(12, 8), "w_k": normal(10, 4), "w_v": normal(10, 6), "w_o": normal(12, 3)}
@@ -70,6 +73,7 @@ def test_what_is_no_tensor_is_named() -> None:
             call(x, x.numpy(), x)
 
 
+@pytest.mark.engine("cpu")
 def test_hopfield() -> None:
     """In values, autograd, forward mode and vmap."""
     state, patterns = normal(3, 2, 6), normal(5, 6)

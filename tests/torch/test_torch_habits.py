@@ -11,6 +11,8 @@ from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
 import regard
 from flex_dense import dense
 
+pytestmark = pytest.mark.engine("tiled")
+
 B, H, N, D = 2, 4, 12, 5
 Rule = Callable[..., Any]
 GENERATOR = torch.Generator().manual_seed(3)
@@ -117,13 +119,13 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor, inputs: list[torch.Tensor]) 
 def test_scores(name: str, operands: list[torch.Tensor]) -> None:
     for x in TRAINED:
         x.requires_grad_()
-    ours = regard.attention(*operands, score=SCORES[name], engine="tiled")
+    ours = regard.attention(*operands, score=SCORES[name])
     agree(ours, dense(*operands, SCORES[name]), [*operands, *TRAINED])
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str, operands: list[torch.Tensor]) -> None:
-    agree(regard.attention(*operands, mask=MASKS[name], engine="tiled"), dense(*operands, None, MASKS[name]), operands)
+    agree(regard.attention(*operands, mask=MASKS[name]), dense(*operands, None, MASKS[name]), operands)
 
 
 def test_isin(operands: list[torch.Tensor]) -> None:
@@ -138,8 +140,8 @@ def test_isin(operands: list[torch.Tensor]) -> None:
         (lambda b, h, i, j: torch.isin(j, 3) | (i >= j), (j == 3) | (i >= j)),
     ):
         visible = array | (i == j)
-        ours = regard.attention(*operands, mask=regard.mask(rule) | (lambda b, h, i, j: i == j), engine="tiled")
-        assert torch.equal(ours, regard.attention(*operands, mask=visible, engine="tiled"))
+        ours = regard.attention(*operands, mask=regard.mask(rule) | (lambda b, h, i, j: i == j))
+        assert torch.equal(ours, regard.attention(*operands, mask=visible))
 
 
 @pytest.mark.parametrize("case", ["spec: gelu", "spec: x ** 1.5", "spec: dot of rows", "cpu: gelu"])
@@ -157,7 +159,7 @@ def test_one_tensor_is_one_table() -> None:
 
 
 def test_an_index_beyond_a_tensor_is_that_of_its_end(operands: list[torch.Tensor]) -> None:
-    ours = regard.attention(*operands, score=lambda s, b, h, i, j: s + HEADS[h + i - j], engine="tiled")
+    ours = regard.attention(*operands, score=lambda s, b, h, i, j: s + HEADS[h + i - j])
     theirs = dense(*operands, lambda s, b, h, i, j: s + HEADS[(h + i - j).clamp(0, H - 1)])
     torch.testing.assert_close(ours, theirs)
 

@@ -21,11 +21,16 @@ from regard.reference.specification import dropout_mask
 from regard.torch import kernels
 from regard.torch.composed import higher, rows
 from regard.warning import RegardWarning
+from support import on_cpu
 
 Tensor = torch.Tensor
 Attention = Callable[..., Tensor]
 GENERATOR = torch.Generator().manual_seed(0)
-pytestmark = pytest.mark.filterwarnings("ignore:derivatives of regard.attention beyond the second")
+
+pytestmark = [
+    pytest.mark.engine("tiled"),
+    pytest.mark.filterwarnings("ignore:derivatives of regard.attention beyond the second"),
+]
 
 
 def normal(*shape: int) -> Tensor:
@@ -111,7 +116,7 @@ def test_every_option(name: str, order: int) -> None:
     same(found, repeated(lambda q, k, v, *x: dense(q, k, v, **theirs(*x)), xs, order))
 
 
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("layout", on_cpu(["bhnd", "bnhd"], "bhnd"))
 def test_grouped_heads_and_leading_dimensions(layout: str) -> None:
     q, k, v = normal(3, 4, N, D), normal(1, 2, N, D), normal(2, N, 2)
     xs = [x.requires_grad_() for x in (q, k, v)]

@@ -23,7 +23,7 @@ from regard.torch.graph import texts
 GENERATOR = torch.Generator().manual_seed(0)
 # On the engine without kernels to compile, but for the plain call: what is tried here is how PyTorch is told of calls.
 MODES = ["real", "fake", "symbolic"]
-pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+pytestmark = [pytest.mark.engine("tiled"), pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")]
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -185,6 +185,7 @@ def test_functionalize(name: str) -> None:
     assert_close(make_fx(functionalize(TRANSFORMS[name](scored_alone)))(given)(given), expected)
 
 
+@pytest.mark.engine("cpu")
 def test_symbolic_sizes() -> None:
     def f(q: torch.Tensor) -> torch.Tensor:
         return regard.attention(q, q, q, offset=q.shape[-2] - 3, causal=True, score=regard.alibi(SLOPES))

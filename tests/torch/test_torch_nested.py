@@ -8,8 +8,12 @@ from torch.nn import functional as F
 
 import regard.torch
 from regard.torch import scaled_dot_product_attention as ours
+from support import on_cpu
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+pytestmark = [
+    pytest.mark.engine("tiled"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
+]
 THEIRS = F.scaled_dot_product_attention
 LAYOUTS = [torch.strided, torch.jagged]
 
@@ -57,7 +61,7 @@ def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", on_cpu(LAYOUTS, LAYOUTS[0]))
 def test_each_sequence_by_itself(layout: Any) -> None:
     q, k, v = (sequences(layout, x, d=d) for x, d in (((4, 1, 6), 8), ((5, 2, 3), 8), ((5, 2, 3), 7)))
     check(q, k, v)

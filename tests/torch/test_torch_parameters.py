@@ -19,6 +19,9 @@ from torch import nn
 
 import regard
 import regard.torch
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 
 class Anew(nn.Module):
@@ -241,7 +244,7 @@ CASES: dict[str, Callable[[Make], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", on_cpu(CASES, "load_state_dict(assign=True)"))
 def test_a_rule_follows_its_parameter(case: str) -> None:
     found, expected = CASES[case](Once), CASES[case](Anew)
     assert len(found) == len(expected)

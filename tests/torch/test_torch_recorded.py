@@ -13,6 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import regard
 from regard.warning import RegardWarning, warn_once
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 D = torch.float64
 RANDOM = torch.Generator().manual_seed(0)
@@ -133,7 +136,7 @@ def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="aot_eager", **{"fullgraph": True} | options)
 
 
-@pytest.mark.parametrize("name", [*SCORES, *INDEXED])
+@pytest.mark.parametrize("name", on_cpu([*SCORES, *INDEXED], "a table"))
 def test_a_score_reads_tensors(name: str) -> None:
     make, x = (SCORES | INDEXED)[name]
 

@@ -9,12 +9,15 @@ import torch
 import regard
 import regard.torch
 
+pytestmark = pytest.mark.engine("tiled")
+
 
 @pytest.fixture
 def operands() -> tuple[torch.Tensor, ...]:
     return torch.randn(3, 2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind()
 
 
+@pytest.mark.engine("cpu")
 def test_a_mask_stays_what_it_was_when_its_tensor_changes(operands: tuple[torch.Tensor, ...]) -> None:
     for dtype in (torch.bool, torch.int64):
         flags = torch.ones(8, 8).tril().to(dtype)

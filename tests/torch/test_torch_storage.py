@@ -18,6 +18,9 @@ from regard.core import tensors
 from regard.reference import specification
 from regard.rules import Table
 from regard.viewer import looking
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 A, SDPA = regard.attention, regard.torch.scaled_dot_product_attention
@@ -125,6 +128,7 @@ KINDS: dict[str, Callable[[SimpleNamespace], Any]] = {
     "compiled": lambda x: torch.compile(lambda q: A(q, q, q, mask=x.mask, sink=x.sink), backend="eager")(x.q),
     "look": lambda x: looking.numpy_of(x.q),
 }  # fmt: skip
+CACHED = [name for name in KINDS if name.startswith(("repeated", "decode"))]
 KINDS |= {
     f"{engine}, {name}": lambda x, engine=engine: A(x.q, x.k, x.v, engine=engine, causal=True)
     for engine in ("cpu", "tiled", "spec")
@@ -159,7 +163,7 @@ def free(*given: torch.Tensor) -> None:
         x.untyped_storage().resize_(0)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", on_cpu(KINDS, *CACHED))
 def test_storages_are_free_after_a_call(name: str, live: Callable[[], list[torch.Tensor]]) -> None:
     x = given(DTYPES.get(name.partition(", ")[2], torch.float32))
     parameters = [y for m in (MULTIHEAD, *MODULES.values()) for y in m.parameters()]
@@ -245,6 +249,7 @@ def test_numbers_that_are_not_stored_as_they_are() -> None:
         assert tensors.array(empty).shape == empty.shape
 
 
+@pytest.mark.engine("cpu")
 def test_tensors_may_be_swapped_after_a_call() -> None:
     """`torch.__future__.set_swap_module_params_on_conversion` does so, and asks that nothing holds the tensors."""
     x = given()

@@ -7,16 +7,20 @@ import torch
 
 import regard
 import regard.torch
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 Q = torch.randn(10, 4, 8, dtype=torch.float64)
 K = torch.randn(13, 2, 8, dtype=torch.float64)
+ALIBI = {"score": "alibi", "causal": True}
 ENDS_Q, ENDS_K = torch.tensor([0, 4, 4, 10], dtype=torch.int32), torch.tensor([0, 5, 7, 13])
 
 
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"causal": True, "mask": regard.window(2)}, {"score": "alibi", "causal": True}],
+    on_cpu([{}, {"causal": True}, {"causal": True, "mask": regard.window(2)}, ALIBI], ALIBI),
     ids=str,
 )
 def test_each_sequence_by_itself(options: dict[str, Any], same: bool) -> None:

@@ -9,6 +9,9 @@ import torch
 
 import regard.torch
 from regard.torch import triangle_attention
+from support import on_cpu
+
+pytestmark = [pytest.mark.engine("tiled"), pytest.mark.engine("tiled")]
 
 
 def formula(
@@ -40,7 +43,7 @@ def masks(batch: int, rows: int, n_k: int = 5) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bool, torch.uint8, torch.float32])
+@pytest.mark.parametrize("dtype", on_cpu([None, torch.bool, torch.uint8, torch.float32], torch.bool))
 def test_value_and_gradients_are_the_formula(dtype: torch.dtype | None) -> None:
     """Rows without keys included: their values alone have a gradient."""
     x = operands(2, 6, 2)
@@ -87,6 +90,7 @@ def test_auxiliary_results_are_those_of_the_scores() -> None:
     assert not largest.requires_grad
 
 
+@pytest.mark.engine("cpu")
 def test_bias_gradient_has_the_same_bits_on_any_number_of_threads() -> None:
     x = operands(1, 40, 2, n_q=40, n_k=40, dtype=torch.float32)
     gradients = []

@@ -18,6 +18,8 @@ from regard.torch.dropins.xformers import (
     memory_efficient_attention,
 )
 
+pytestmark = pytest.mark.engine("tiled")
+
 Q, K = [4, 2, 5], [5, 4, 6]  # the lengths of sequences
 N_Q, N_K = sum(Q), sum(K)
 
@@ -64,6 +66,7 @@ def test_biases(name: str) -> None:
         same(memory_efficient_attention(q, k, v, bias, scale=0.4), dense(q, k, v, visible, scale=0.4), [q, k, v])
 
 
+@pytest.mark.engine("cpu")
 def test_tensors() -> None:
     q, k, v, bias = randn(2, 5, 3, 8), randn(2, 6, 3, 8), randn(2, 6, 3, 6), randn(2, 3, 5, 6)
     same(memory_efficient_attention(q, k, v, bias), dense(q, k, v, every(5, 6), bias), [q, k, v, bias])

@@ -28,6 +28,8 @@ from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 from support import traced_memory
 
+pytestmark = pytest.mark.engine("tiled")
+
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((4, 700, 8)), RNG.standard_normal((2, 900, 8)), RNG.standard_normal((2, 900, 3))
 LONG = "9" * 5000
@@ -157,6 +159,7 @@ def test_rows_of_mass_sum_to_one_at_every_level() -> None:
 
 
 @pytest.mark.parametrize("rules", ["causal", "rules", "a place"])
+@pytest.mark.engine("cpu")
 def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = arrays(Q, K, **CASES[rules]).layers[0].head(1)
     expected = grown(head)
