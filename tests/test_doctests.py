@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import regard
+from support import on_cpu
 
 pytestmark = pytest.mark.engine("tiled")
 
@@ -60,7 +61,11 @@ def run(module: ModuleType) -> doctest.TestResults:
     return doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+IMPORTED = [name for name in MODULES if not name.endswith("__main__")]
+CHOOSING = "regard.engines", "regard.ops.planning"  # their examples name the engine that is chosen
+
+
+@pytest.mark.parametrize("name", on_cpu(IMPORTED, *CHOOSING))
 def test_examples(name: str) -> None:
     failed, attempted = run(importlib.import_module(name))
     assert failed == 0

@@ -35,7 +35,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(settings)
         return original(*args, **settings)
 
-    monkeypatch.setattr(fused, "on_device", lambda x: True)
+    monkeypatch.setattr(fused, "on_host", lambda x: False)
     monkeypatch.setattr(fused, "scaled_dot_product_attention", counted)
     return calls
 

@@ -165,9 +165,10 @@ def attention(
     if spreading.left and in_backward():
         warn_once(spreading.AGAIN)
     if not (return_weights or observe or engine is not None):
-        out = fused.attention(query, key, value, options, by_engine)
-        if out is not None:
-            return out
+        if type(query) in PLAIN and not fused.on_host(query):
+            out = fused.attention(query, key, value, options, by_engine)
+            if out is not None:
+                return out
         known = cached(query, key, value, options)
         if known is not None:
             dense = dense_of(options).values()
@@ -299,7 +300,7 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
     """`regard.plan` on tensors; on a device, of the engine that computes there or of PyTorch's function."""
     given = {"query": query, "key": key, "value": value} | options
-    device = isinstance(query, torch.Tensor) and fused.on_device(query) and not query.is_meta
+    device = isinstance(query, torch.Tensor) and not fused.on_host(query) and not query.is_meta
     if not device or options.get("engine") is not None:
         return planning.plan(**in_numpy(given))
     found = planning.plan(**in_numpy(given | {"engine": "device"}))

@@ -6,6 +6,7 @@ hidden key is NaN: calls that hide something ask in one number whether there is 
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,14 +28,16 @@ HANDED = ("mask", "bias", "causal", "scale", "layout", "seed")
 DTYPES = (*SHORT, torch.float32, torch.float64)
 
 
-def on_device(x: Any) -> bool:
-    """Return whether a tensor is on a device. Tests say so of tensors of the host."""
-    return not x.is_cpu
+on_host = attrgetter("is_cpu")
+"""Whether a tensor is on the host, which no fused function is given. Tests say no of tensors of the host."""
 
 
 def attention(query: Any, key: Any, value: Any, options: Mapping[str, Any], ours: Any) -> Tensor | None:
-    """Return the output of a fused function, or None if the call stays ours. ours: `regard.attention` by an engine."""
-    if type(query) not in PLAIN or not on_device(query) or not fits(query, key, value, options):
+    """Return the output of a fused function, or None if the call stays ours.
+
+    query: on a device. ours: `regard.attention` by an engine.
+    """
+    if not fits(query, key, value, options):
         return None
     first, few = options.get("layout") == "bnhd", query.ndim == 3  # fused functions take four axes
     operands = [x.transpose(-2, -3) if first else x for x in (query, key, value)]
