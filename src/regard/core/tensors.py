@@ -5,6 +5,7 @@ The engine `device` and the adapter of PyTorch use it alike.
 
 import ctypes
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -116,6 +117,16 @@ def on_device(x: Array) -> torch.Tensor:
     size = x.itemsize
     begin = 0 if not x.size else (x.__array_interface__["data"][0] - whole.data_ptr()) // size
     return whole.as_strided(x.shape, [step // size for step in x.strides], whole.storage_offset() + begin)
+
+
+def all_hold(x: torch.Tensor, conditions: Iterable[torch.Tensor]) -> bool:
+    """Return True if all conditions hold, by one number that the host reads from the device of x.
+
+    False while a CUDA graph is captured, where none can be read: the conditions are then not computed.
+    """
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(torch.stack([*conditions]).all())
 
 
 def converted(x: Array, dtype: Any) -> Array:

@@ -5,7 +5,7 @@ tangents and no second derivatives, so those are ours. They give NaN to rows tha
 hidden key is NaN: calls that hide something ask in one number whether there is any. Bits are those of the library.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.core.options import DEFAULTS
+from regard.core.tensors import all_hold
 from regard.torch.arrays import PLAIN, autocasting
 from regard.torch.calls import SHORT
 from regard.torch.modes import in_legacy_vmap, transformed, watched
@@ -29,7 +30,7 @@ DTYPES = (*SHORT, torch.float32, torch.float64)
 
 
 on_host = attrgetter("is_cpu")
-"""Whether a tensor is on the host, which no fused function is given. Tests say no of tensors of the host."""
+"""A function of C that returns True for a tensor of the host; tests replace it by one that returns False."""
 
 
 def attention(query: Any, key: Any, value: Any, options: Mapping[str, Any], ours: Any) -> Tensor | None:
@@ -105,14 +106,15 @@ def broadcasts(shape: Any, whole: Any) -> bool:
 
 def answers(operands: list[Tensor], mask: Tensor | None, bias: Tensor | None) -> bool:
     """Return whether nothing is NaN or infinite and each row sees a key, in one number; False if none can be read."""
-    if operands[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    found = [x.isfinite().all() for x in operands]
-    if mask is not None:
-        found.append(mask.any(-1).all())
-    if bias is not None:
-        found += [(bias < torch.inf).all(), (bias > -torch.inf).any(-1).all()]
-    return bool(torch.stack(found).all())
+
+    def conditions() -> Iterator[Tensor]:
+        yield from (x.isfinite().all() for x in operands)
+        if mask is not None:
+            yield mask.any(-1).all()
+        if bias is not None:
+            yield from ((bias < torch.inf).all(), (bias > -torch.inf).any(-1).all())
+
+    return all_hold(operands[0], conditions())
 
 
 class FusedFunction(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Limits of this processor, measured by four kernels.
 
-These are multiply-adds in vector registers, in AMX tiles and with vectors from cache, and reading memory.
+Three do multiply-adds: in vector registers, in AMX tiles, and with vectors from cache. The fourth reads memory.
 """
 
 import math

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.tensors import empty_on, tensor
+from regard.core.tensors import all_hold, empty_on, tensor
 from regard.engines.device.formula import Block, Formula, Tensors
 from regard.engines.device.rules import arrays_of, signed, tensor_on
 from regard.rules import reads, visible_tiles
@@ -57,9 +57,7 @@ def computing(device: torch.device, derivatives: bool = False) -> Iterator[None]
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Return whether all numbers are finite, the one number that the host reads of a device; False if it cannot."""
-    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    return bool(torch.stack([x.isfinite().all() for x in tensors]).all())
+    return all_hold(tensors[0], (x.isfinite().all() for x in tensors))
 
 
 class DeviceCall:

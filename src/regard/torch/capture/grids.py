@@ -35,13 +35,13 @@ SOUNDS = ("input_values", "input_features")
 """Arguments of transformers' models that are sounds."""
 
 SAY = ("patch_size", "max_source_positions", "conv_stride")
-"""What a configuration says of patches or frames."""
+"""Fields of a configuration that give the size of patches or the number of frames."""
 
 BEFORE_OTHERS = ("llama4_vision_model", "yolos")
 """Models, by `model_type`, whose patches are followed by other tokens, so that no length says where they begin."""
 
 GIVE = "Capture it with regard.capture(model, grid=(rows, columns)), whose product is the number of its patches"
-"""What is said of models whose configuration is not enough."""
+"""The remedy for a model whose configuration is not enough."""
 
 MOST_PREFIX = 16
 """Class and register tokens before the patches, at most: where a sequence has more, its patches are not known."""
