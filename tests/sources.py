@@ -3,6 +3,7 @@
 import ast
 import gc
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -14,6 +15,15 @@ def parsed(text: str) -> tuple[ast.AST, ...]:
     nodes = tuple(ast.walk(ast.parse(text)))
     gc.freeze()
     return nodes
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Return the files of regard's modules below a folder of packages, by their names."""
+    found = {}
+    for path in sorted((root / "regard").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
 def imported(text: str) -> set[str]:

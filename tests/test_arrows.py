@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from regard.engines import engines
-from sources import imported, parsed
+from sources import imported, modules, parsed
 
 SOURCE = Path(regard.__file__).parent.parent
 
@@ -104,14 +104,6 @@ class Arrow(NamedTuple):
     target: str
     lazy: bool
     types: bool
-
-
-def modules(root: Path) -> dict[str, Path]:
-    found = {}
-    for path in sorted((root / "regard").rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
 
 
 def arrows(root: Path) -> list[Arrow]:

@@ -2,13 +2,14 @@
 
 import doctest
 import importlib
-import pkgutil
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import regard
+from sources import modules
 from support import on_cpu
 
 pytestmark = pytest.mark.engine("tiled")
@@ -21,8 +22,8 @@ def installed(name: str) -> bool:
 
 
 MISSING = tuple(f"regard.{name}" for name in ("torch", "jax") if not installed(name))
-FOUND = (module.name for module in pkgutil.walk_packages(regard.__path__, "regard.", lambda name: None))
-MODULES = ["regard", *(name for name in FOUND if not (MISSING and name.startswith(MISSING)))]
+FILES = modules(Path(regard.__file__).parents[1])
+MODULES = [x for x, file in FILES.items() if ">>> " in file.read_text("utf-8") and not x.startswith(MISSING)]
 EXPLAINED_BY_EXAMPLES = [
     "regard.ops.attention",
     "regard.ops.exporting",
@@ -61,11 +62,7 @@ def run(module: ModuleType) -> doctest.TestResults:
     return doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
 
 
-IMPORTED = [name for name in MODULES if not name.endswith("__main__")]
-CHOOSING = "regard.engines", "regard.ops.planning"  # their examples name the engine that is chosen
-
-
-@pytest.mark.parametrize("name", on_cpu(IMPORTED, *CHOOSING))
+@pytest.mark.parametrize("name", on_cpu(MODULES, "regard.engines", "regard.ops.attention", "regard.ops.planning"))
 def test_examples(name: str) -> None:
     failed, attempted = run(importlib.import_module(name))
     assert failed == 0

@@ -14,6 +14,8 @@ from regard.core.tensors import DeviceMemory
 from regard.ops.normalization import problem_from
 from regard.viewer.scene import sources
 
+pytestmark = pytest.mark.engine("tiled")
+
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 6, 40, 16), np.float32), RNG.standard_normal((2, 3, 50, 16), np.float32)
 NOT_ITS = r"^lse does not belong to this query, key and options: "

@@ -102,7 +102,6 @@ def test_some_heads(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_array_equal(layer.weights(head, batch=b), whole.weights(head, batch=b))
 
 
-@pytest.mark.engine("cpu")
 def test_a_cache_that_slides() -> None:
     made = []
     for begin, end in STEPS:
@@ -115,6 +114,7 @@ def test_a_cache_that_slides() -> None:
         layer_of([made[0][0], call(6, 7, {"offset": 6, "origin": (0, 0, 7)}, 7, 9)[0]])
 
 
+@pytest.mark.engine("cpu")
 def test_a_cache_that_was_made_in_full() -> None:
     options = [{"causal": True, "offset": begin} for begin, _ in STEPS]
     made = [call(begin, end, o, until=N) for (begin, end), o in zip(STEPS, options, strict=True)]

@@ -51,6 +51,7 @@ def test_outputs_without_what_is_needed_are_refused() -> None:
         regard.attention_vjp(Q, K, V, DOUT, dentropy=np.ones((2, 6)), outputs=known)
 
 
+@pytest.mark.engine("tiled")
 def test_tangents_are_given_together_or_one_by_one() -> None:
     slopes = regard.table(np.array([0.5, 0.25]))
     options = {**OPTIONS, "score": regard.alibi(slopes), "bias": np.zeros((2, 1, 6))}

@@ -8,6 +8,9 @@ from regard.ops.normalization import problem_from
 from regard.ops.stepping import steps
 from regard.reference import specification
 from regard.rules import softcap, window
+from support import on_cpu
+
+pytestmark = pytest.mark.engine("tiled")
 
 
 def normal(*shape, seed=0, dtype=np.float64):
@@ -54,7 +57,7 @@ def test_the_weights_of_the_classic_example():
     assert found["softmax"].value.round(3).tolist() == [[0.445, 0.389, 0.166], [0.507, 0.221, 0.272]]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", on_cpu(CASES, "everything"))
 def test_output_is_that_of_attention(case):
     (q, k, v), options = CASES[case]
     out, weights = regard.attention(q, k, v, return_weights=True, **options)

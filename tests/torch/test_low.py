@@ -12,7 +12,7 @@ import regard.torch
 from regard.core.problem import Differential, Outputs
 from regard.core.tensors import array
 from regard.ops.normalization import problem_from
-from support import assert_saturated, on_cpu
+from support import assert_saturated
 
 torch.manual_seed(0)
 
@@ -97,7 +97,7 @@ ROUNDED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("way", on_cpu(WAYS, "backward"))
+@pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_saturated_rows(way: str, dtype: torch.dtype) -> None:
     q, k, v, dout = (x.to(dtype) for x in (Q, K, V, DOUT))
     p = problem_from(*(array(x) for x in (q, k, v)), causal=True)

@@ -88,7 +88,7 @@ def called(grid: Windows, *x: Tensor, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("extra", [False, True], ids=["", "additional keys"])
-@pytest.mark.parametrize("name", on_cpu([*GRIDS, "blocks"], "1-D", "2-D, all options", "3-D"))
+@pytest.mark.parametrize("name", on_cpu([*GRIDS, "blocks"], "1-D", "2-D, all options"))
 def test_outputs_and_gradients(name: str, extra: bool) -> None:
     grid = GRIDS.get(name, BLOCKED)
     x = operands(grid) + (additional() if extra else [])
@@ -147,6 +147,7 @@ def test_defaults_of_scale_and_of_arguments() -> None:
     assert torch.equal(na2d(*x, (3, 3), attention_kwargs={"backend": "flex-fmha"}, **ignored), expected)
 
 
+@pytest.mark.engine("cpu")
 @pytest.mark.parametrize(
     ("name", "order"), [("blocks", "blocks"), ("2-D, all options", "groups"), ("3-D, all options", "groups")]
 )
@@ -275,7 +276,6 @@ def test_without_natten_its_names_are_provided() -> None:
     assert natten.NeighborhoodAttention2D is NeighborhoodAttention2D
 
 
-@pytest.mark.engine("cpu")
 def test_modules() -> None:
     module = NeighborhoodAttention2D(6, 2, (3, 4), dilation=(2, 1), is_causal=(False, True), qkv_bias=False).double()
     x = torch.randn(2, 7, 5, 6, dtype=torch.float64)

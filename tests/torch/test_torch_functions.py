@@ -73,7 +73,6 @@ def test_what_is_no_tensor_is_named() -> None:
             call(x, x.numpy(), x)
 
 
-@pytest.mark.engine("cpu")
 def test_hopfield() -> None:
     """In values, autograd, forward mode and vmap."""
     state, patterns = normal(3, 2, 6), normal(5, 6)

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 import regard.torch
 from regard.torch import scaled_dot_product_attention as ours
-from support import on_cpu
 
 pytestmark = [
     pytest.mark.engine("tiled"),
@@ -61,7 +60,7 @@ def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("layout", on_cpu(LAYOUTS, LAYOUTS[0]))
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_sequence_by_itself(layout: Any) -> None:
     q, k, v = (sequences(layout, x, d=d) for x, d in (((4, 1, 6), 8), ((5, 2, 3), 8), ((5, 2, 3), 7)))
     check(q, k, v)
@@ -185,6 +184,7 @@ def test_multihead_attention_in_eval(need_weights: bool, average: bool, monkeypa
             torch.testing.assert_close(got[..., :n, :n], expected[..., :n, :n], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.engine("cpu")
 def test_an_encoder_in_eval() -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

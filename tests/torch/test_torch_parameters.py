@@ -244,7 +244,7 @@ CASES: dict[str, Callable[[Make], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("case", on_cpu(CASES, "load_state_dict(assign=True)"))
+@pytest.mark.parametrize("case", on_cpu(CASES, "functional_call"))
 def test_a_rule_follows_its_parameter(case: str) -> None:
     found, expected = CASES[case](Once), CASES[case](Anew)
     assert len(found) == len(expected)

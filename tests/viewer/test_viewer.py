@@ -279,7 +279,7 @@ def test_terminal_shows_the_numbers_that_were_computed():
     assert "The model expects next: “<b>” 50.0%, “[bold]” 25.0%" in printed(data, data.choose(0, 2))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 23, 24, 25, 40, 66, 67, 90, 500])
+@pytest.mark.parametrize("n", [1, 2, 24, 25, 66, 67, 500])
 @pytest.mark.parametrize("style", ["plain", "colour", "ascii"])
 def test_terminal_fits_80_columns(n, style):
     data = made_up([f"t{k % 7}" for k in range(n)], layers=2, heads=5) if n > 1 else made_up(["x"], heads=5)
