@@ -35,6 +35,13 @@ def regard_everything(n: int, engine: str | None) -> Call:
     return lambda: regard.attention(q, k, v, engine=engine, observe=observe, **options)
 
 
+def regard_window(n: int, engine: str | None) -> Call:
+    """Prepare a causal window with statistics of queries and of keys."""
+    q, k, v, _ = inputs(n)
+    options: dict[str, Any] = {"causal": True, "mask": regard.window(WINDOW), "engine": engine}
+    return lambda: regard.attention(q, k, v, observe=["entropy", "received", regard.top(4)], **options)
+
+
 def regard_causal(n: int, engine: str | None) -> Call:
     q, k, v, _ = inputs(n)
     return lambda: regard.attention(q, k, v, engine=engine, causal=True)
@@ -113,6 +120,7 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
 FORWARD = tuple(CALLS)
 """Options of forward; only `regard` has "every option"."""
 CALLS |= {
+    "regard, window and statistics": regard_window,
     "regard, training with bias and dropout": regard_training,
     "PyTorch, training with bias and dropout": torch_training,
 }

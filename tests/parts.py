@@ -51,7 +51,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
     Row("test_typing", "slow", "basedpyright, and mypy reads PyTorch and JAX"),
-    Row("engines/device/test_device.py::test_calls_on_a_device_in", "slow", "PyTorch compiles"),
+    Row("engines/device/test_device.py::test_(calls_on_a_device_in|mem)", "slow", "PyTorch compiles; long"),
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),

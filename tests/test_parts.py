@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import regard
 from cases import CASES
 from parts import COLLECTED, TABLE, Row, parts, row
 
-ENGINES = "Cpu", "Tiled", "Specification"
+ENGINES = "Cpu", "Tiled", "Device", "Specification"
 DTYPES = "float32", "float64", "float16", "bfloat16"
 
 
@@ -21,6 +22,11 @@ def test_every_case_runs_in_float32(engine: str) -> None:
     names += [f"weights[{case}]" for case in CASES]
     found = parts(f"tests/conformance/test_conformance.py::Test{engine}::test_{name}" for name in names)
     assert {*found.values()} == {"fast"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.engine(x)) for x in ("tiled", "cpu")])
+def test_the_nearest_mark_names_the_engine(name: str) -> None:
+    assert regard.plan(n=8, d=4).engine == name
 
 
 def test_every_error_text_runs() -> None:

@@ -1,5 +1,6 @@
 """The engine of devices without a device: no number is read, and nothing but its protocol is used."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import regard
+from benchmarks.memory import D, extra
 from cases import case
 
 torch = pytest.importorskip("torch")
@@ -81,7 +83,8 @@ def test_no_number_of_a_device_is_read_by_the_host(device: None, monkeypatch: py
         torch.testing.assert_close(x.detach(), y.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_calls_on_a_device_in_compiled_functions(device: None) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_calls_on_a_device_in_compiled_functions(device: None, backend: str) -> None:
     """Inside of an operation autograd is off; without it on again all gradients would be 0."""
     x = [normal(*SIZES, seed=n) for n in range(3)]
 
@@ -89,10 +92,18 @@ def test_calls_on_a_device_in_compiled_functions(device: None) -> None:
         given = [a.clone().requires_grad_() for a in x]
         return torch.autograd.grad(f(*given).square().sum(), given)
 
-    found = gradients(torch.compile(plain, fullgraph=True, backend="aot_eager"))
+    found = gradients(torch.compile(plain, fullgraph=True, backend=backend))
     for a, b in zip(found, gradients(plain), strict=True):
         assert a.any()
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is known on Linux alone")
+def test_memory_is_linear() -> None:
+    """A window with entropy, received and top weights; the scores alone would be 2 GiB."""
+    n = 16_384
+    operands = 3 * 2 * n * D * 4  # query, key and value of two heads, float32
+    assert extra("regard, window and statistics", n, "device") <= 2.5 * operands
 
 
 def test_a_derivative_that_records_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
