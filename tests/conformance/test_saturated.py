@@ -118,3 +118,19 @@ def magnitude(v: ARRAY, dout: ARRAY) -> ARRAY:
 def two_numbers(dtype: Any) -> float:
     """The rounding of an output that is kept as two numbers, and of float32."""
     return float((eps(np.dtype(dtype)) / 2) ** 2 + 2 * eps(np.dtype(np.float32)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("engine", ["tiled", "cpu", "device", "spec"])
+def test_entropy_has_gradients_beside_the_least_bias(engine: str, dtype: Any) -> None:
+    """Of a pair with the weight 0, P · log P · dH is 0: log P · dH alone may be infinite."""
+    rng = np.random.default_rng(0)
+    q, k, v, dout = rng.standard_normal((4, 2, 40, 8)).astype(dtype)
+    hidden = abs(np.arange(40)[:, None] - np.arange(40)) > 8
+    given = {"dentropy": 3 * rng.standard_normal((2, 40)).astype(dtype), "engine": engine}
+    for low in (1e-3, 1):
+        bias = np.where(hidden, low * np.finfo(dtype).min, 0).astype(dtype)
+        found = regard.attention_vjp(q, k, v, dout, bias=bias, **given)
+        expected = regard.attention_vjp(q, k, v, dout, bias=np.where(hidden, -np.inf, bias), **given)
+        for name in ("query", "key", "value", "bias"):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)

@@ -58,6 +58,11 @@ class Terms:
     logP: Array
     short: Any  # the dtype of naive code in 16 bit, else None
 
+    @property
+    def surprise(self) -> Array:
+        """The derivative of P log P in P; 0 where P is 0, since only its product with P counts."""
+        return np.where(self.P == 0, 0, self.logP + 1)
+
 
 def rounded(x: Array, short: Any) -> Array:
     """Round to the `short` dtype, unless it is None."""
@@ -227,7 +232,7 @@ def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
     mean = (f.P * G).sum(axis=-1)
     m = f.P.sum(axis=-1)
     c_row = -mean + dlse + dH * (m - f.H)
-    c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1), 0)
+    c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * f.surprise, 0)
     dS = f.P * c
     return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.rules.score_partials[0], dS))
 
@@ -312,7 +317,7 @@ def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
     O = visible_einsum("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + visible_einsum(
         "bhij,bhjc->bhic", f.P * f.D, v, f.visible
     )
-    H = -(P * (f.logP + 1)).sum(axis=-1)
+    H = -(P * f.surprise).sum(axis=-1)
     return TermTangents(x, M, q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
 
 
@@ -333,7 +338,7 @@ def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float6
         parts = ((P, f.v), (x.P, y.v), (y.P, x.v))
         O = sum((visible_einsum("bhij,bhjc->bhic", w * f.D, v, f.visible) for w, v in parts), start=np.zeros_like(f.O))
         logP = np.where(f.visible, y.S - y.lse[..., None], 0)
-        H = -(P * (f.logP + 1) + x.P * logP).sum(axis=-1)
+        H = -(P * f.surprise + x.P * logP).sum(axis=-1)
     return outputs(p, O, lse, H)
 
 
@@ -371,7 +376,7 @@ def gradients_jvp(
         m, m_dot = f.P.sum(axis=-1), d.P.sum(axis=-1)
         c_row = -mean + dlse + dH * (m - f.H) + g.dH * (m_dot - d.H)
         logP = np.where(f.visible, d.S - d.lse[..., None], 0)
-        c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1) - g.dH[..., None] * logP, 0)
+        c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * f.surprise - g.dH[..., None] * logP, 0)
         dS = d.P * g.c + f.P * c
 
         def second(node: Node | None) -> Array:

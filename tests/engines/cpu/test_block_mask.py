@@ -1,12 +1,15 @@
 """Blocks of dense masks and biases: what is empty or full is found in any array, and changes no result."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
 import regard
+from regard.core.statistics import NAMES
 from regard.engines.cpu.schedule import stages, work
 from regard.engines.cpu.schedule.arguments import arrays_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, hides
@@ -124,7 +127,96 @@ def test_an_array_costs_what_the_rule_costs() -> None:
     assert pairs(mask=window()) == pairs(mask=rule, offset=0) < pairs()
     bias = np.where(window(), 0, -np.inf).astype(np.float32)
     assert pairs(bias=bias) == pairs(mask=rule, offset=0)
-    assert pairs(bias=np.where(window(), 0, -1e30)) == pairs()  # which hides nothing
+    for least in (np.finfo(np.float32).min, -1e9, -5000):
+        assert pairs(bias=np.where(window(), 0, least).astype(np.float32)) == pairs(mask=rule, offset=0)
+    assert pairs(bias=np.where(window(), 0, -1000).astype(np.float32)) == pairs()  # whose weight may not be 0
+
+
+def of_minima(bias: Array, *rows: int) -> Array:
+    """A bias with some rows of nothing but its minimum."""
+    bias = bias.copy()
+    bias[..., rows, :] = bias.min()
+    return bias
+
+
+def low(least: float, hidden: Any = window, dtype: Any = np.float32) -> Array:
+    return np.where(hidden(), RNG.standard_normal((N_Q, N_K)), least).astype(dtype)
+
+
+BIASES: dict[str, Callable[[], Array]] = {
+    "float32's minimum": lambda: low(np.finfo(np.float32).min),
+    "-1e9": lambda: low(-1e9, lambda: blocks(2, 4)),
+    "-5000 in float16": lambda: low(-5000, dtype=np.float16),
+    "rows of minima": lambda: of_minima(low(-1e9), 0, 40, 41, 42, 330),
+    "infinities too": lambda: np.where(blocks(), low(-1e9), -np.inf).astype(np.float32),
+    "NaN": lambda: np.where(blocks(), low(-1e9), np.nan).astype(np.float32),
+    "padding": lambda: np.where(np.arange(N_K) < [[[[300]]], [[[50]]]], 0, -1e9).astype(np.float32),
+    "distances": lambda: -40.0 * abs(np.arange(N_Q)[:, None] - np.arange(N_K)).astype(np.float32),
+    "no usual number": lambda: low(-1e9) - np.float32(2000),
+}
+CHANGES: dict[str, Callable[[Array, Array, Array], None]] = {
+    "": lambda q, k, v: None,
+    "a score of 1e9": lambda q, k, v: k.__setitem__((0, 0, 400), 1e9),
+    "NaN in a key": lambda q, k, v: k.__setitem__((0, 0, 400, 3), np.nan),
+    "NaN in a value": lambda q, k, v: v.__setitem__((1, 2, 400, 3), np.nan),
+    "infinity in a value": lambda q, k, v: v.__setitem__((1, 2, 5, 3), np.inf),
+    "NaN in a query": lambda q, k, v: q.__setitem__((1, 2, 300, 3), np.nan),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", BIASES)
+@np.errstate(over="ignore")  # gradients in float16
+def test_low_numbers_are_skipped_where_nothing_changes(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every statistic and derivative has the bits of a call that skips infinities alone."""
+    q, k, v = arrays()
+    CHANGES[change](q, k, v)
+    dout = RNG.standard_normal(q.shape, dtype=np.float32)
+    options: list[dict[str, Any]] = [
+        {"bias": BIASES[name]()},
+        {"bias": BIASES[name](), "sink": np.array([0.0, 1, -2, 3]), "dropout": 0.2, "seed": 5},
+        {"bias": BIASES[name](), "causal": True, "offset": 60},
+    ]
+    observe = [*NAMES, regard.top(1), regard.top(4), regard.pooled(5, 7), regard.weights_of([0, 41, 200])]
+    for some in options:
+
+        def results(some: dict[str, Any] = some) -> list[Any]:
+            found = [regard.attention(q, k, v, engine="cpu", **some)]
+            for names in ([], ["entropy", "max"], ["argmax"], observe):
+                out, seen = regard.attention(q, k, v, observe=["lse", *names], **some, engine="cpu")
+                found += [out, *(x for y in seen.values() for x in (vars(y).values() if is_dataclass(y) else [y]))]
+            for given in ({}, {"dlse": seen.entropy, "dentropy": seen.lse}):
+                g = regard.attention_vjp(q, k, v, dout, **given, **some, engine="cpu")
+                found += [g.query, g.key, g.value, g.bias]
+            _, t = regard.attention_jvp(q, k, v, dquery=q, dvalue=v, **some, engine="cpu")
+            return [*found, t.out]
+
+        found = results()
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "least_visible", lambda p: -np.inf)
+            expected = results()
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_number_that_is_not_finite_makes_low_numbers_visible() -> None:
+    """A key of 1e10 behind −1e9 has the weight 1."""
+    q, k, v = np.ones((3, 1, 300, 8), np.float32)
+    bias = np.where(np.arange(300) < 200, 0, -1e9).astype(np.float32)[None]
+    k[0, 250], v[0, 250] = 1e10, 2
+    assert regard.attention(q, k, v, bias=bias, engine="cpu").tolist() == np.full((1, 300, 8), 2.0).tolist()
+    k[0, 250], v[0, 250] = 0, np.nan
+    assert np.isnan(regard.attention(q, k, v, bias=bias, engine="cpu")).all()
+
+
+def test_schedules_do_not_depend_on_earlier_contents() -> None:
+    """In any order of calls, each goes through the tiles that it needs alone."""
+    hiding, low_, plain = (np.where(window(), 0, x).astype(np.float32) for x in (-np.inf, -1e9, -1))
+    alone = [pairs(bias=x) for x in (hiding, low_, plain)]
+    for order in permutations(range(3)):
+        work._schedules.clear()
+        assert [pairs(bias=(hiding, low_, plain)[n]) for n in order] == [alone[n] for n in order]
+    assert alone[0] == alone[1] < alone[2]
 
 
 def test_changes_in_place_are_seen() -> None:

@@ -4,6 +4,7 @@ So PyTorch differentiates them to any order. The products are for calls whose op
 must not reach a result; other calls multiply matrices. w: (..., i, j), y: (..., i, c), x: (..., j, c).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -34,7 +35,10 @@ class Softmax(torch.autograd.Function):
         P.div_(total[..., None])
         if visible is not None:
             P.masked_fill_(~visible, 0)  # also where a row is NaN
-        log_P = shifted.sub_(log_total[..., None]).masked_fill_(S == -torch.inf, 0) if logs else None
+        log_P = None
+        if logs:  # finite where P is 0: 0 · ∞ is NaN
+            least = 2 * math.log(torch.finfo(S.dtype).tiny)
+            log_P = shifted.sub_(log_total[..., None]).clamp_(min=least).masked_fill_(S == -torch.inf, 0)
         return P, p_sink.div_(total), m + log_total, log_P
 
     @staticmethod

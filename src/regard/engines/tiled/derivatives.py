@@ -84,8 +84,9 @@ class ChunkWeights:
 
     @cached_property
     def surprise(self) -> Array:
-        """Return log P + 1, the derivative of P log P."""
-        return self.visible(self.S - self.saved.finite_lse) + 1
+        """Return log P + 1, the derivative of P log P; finite where P is 0."""
+        log_P = np.maximum(self.S - self.saved.finite_lse, 2 * np.log(np.finfo(self.S.dtype).tiny))
+        return self.visible(log_P) + 1
 
     def through(self, node: Node | None, x: Array, ds: Array | None = None) -> Array:
         """Return x · node, where node is a derivative of the score rule; None means 1.

@@ -23,7 +23,7 @@ from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.kernels.rule_gradients import add_bias_gradient
 from regard.engines.cpu.kernels.rules import Rules
 from regard.engines.cpu.kernels.score_gradients import Scales, ScoreGradients, ScoreVector
-from regard.engines.cpu.kernels.softmax import subtract_lse
+from regard.engines.cpu.kernels.softmax import bounded, subtract_lse
 from regard.engines.cpu.kernels.tiles import KeyTile, read_tile
 from regard.engines.cpu.kernels.transposes import Transposes
 from regard.engines.cpu.language.amx import AmxRegisters
@@ -60,7 +60,7 @@ def weights_of(x: ScoreVector) -> tuple[Value, ...]:
         dP, PD = dP * D, P * D
     G = dP + numbers["c"]
     if spec.entropy:
-        G = G - numbers["d_entropy"] * (difference * (1 / scales.exponent) + 1.0)
+        G = G - numbers["d_entropy"] * (bounded(k, difference * (1 / scales.exponent)) + 1.0)
     dS = k.where(seen, P * G, zero)
     dT = dS * scales.gradient
     if spec.nonlinear:

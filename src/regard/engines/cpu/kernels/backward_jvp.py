@@ -13,6 +13,7 @@ Twelve products replace backward's five. Inputs without a tangent drop a term, w
 from regard.engines.cpu.kernels.backward import Formulas
 from regard.engines.cpu.kernels.backward_terms import Products
 from regard.engines.cpu.kernels.score_gradients import ScoreVector
+from regard.engines.cpu.kernels.softmax import bounded
 from regard.engines.cpu.language.values import Value
 
 
@@ -33,7 +34,7 @@ def weights_of(x: ScoreVector) -> tuple[Value, ...]:
         dP, dP_dot, PD = dP * D, dP_dot * D, P * D
     G, G_dot = dP + numbers["c"], dP_dot + numbers["c_dot"]
     if spec.entropy:
-        surprise = difference * (1 / scales.exponent) + 1.0
+        surprise = bounded(k, difference * (1 / scales.exponent)) + 1.0
         G = G - numbers["d_entropy"] * surprise
         G_dot = G_dot - numbers["d_entropy_dot"] * surprise - numbers["d_entropy"] * grown
     G_dot = k.fma(grown, G, G_dot)  # dṠ / P

@@ -20,6 +20,11 @@ def finite(k: Kernel, m: Value) -> Value:
     return k.maximum(k.constant(m.type, -LARGEST[m.type.name]), m)
 
 
+def bounded(k: Kernel, difference: Value) -> Value:
+    """Return s − m, or where exp(s − m) is 0 a number whose product with 0 is 0."""
+    return k.maximum(k.constant(difference.type, -1000.0 if difference.type is F32 else -4000.0), difference)
+
+
 def is_large(k: Kernel, m: Value, scaled: Value) -> Value:
     """Test for a maximum or an lse whose rounding changes weights.
 
@@ -97,8 +102,7 @@ class RunningSoftmax:
 
     def entropy_term(self, p: Value, difference: Value) -> Value:
         """Compute p · (s − m); 0 where the score is −∞."""
-        least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
-        return p * self.k.maximum(least, difference)
+        return p * bounded(self.k, difference)
 
     def scaled(self, m: Value) -> Value:
         """Return a maximum in the scale of exponents."""

@@ -14,7 +14,7 @@ import numpy as np
 from regard.core.problem import Problem
 from regard.engines.cpu.schedule.arguments import arrays_of, base_of, dense_masks, programs
 from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, address_in, launch
-from regard.engines.cpu.schedule.stages import LaunchStages
+from regard.engines.cpu.schedule.stages import LaunchStages, long
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, threads_for
 from regard.engines.cpu.spec.operands import BASES, FIELDS
 from regard.engines.cpu.spec.tiles import KEYS, tile_word
@@ -168,8 +168,9 @@ def form_of(p: Problem, n_k: int) -> Problem:
 def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall | None:
     """Return a prepared call.
 
-    None for long calls, options other than rules and a bias, and rules that read tables. With "keys" in `vary` also
-    for calls with rules or a bias, and several queries of a head. With "low" the call stores that, too.
+    None for long calls, options other than rules and a bias, rules that read tables, and a bias that may hide. With
+    "keys" in `vary` also for calls with rules or a bias, and several queries of a head. With "low" the call stores
+    that, too.
     """
     count = p.batch * p.heads * p.n_q
     if not (0 < count <= MOST_QUERIES and p.n_k and without_options(p)):
@@ -178,7 +179,7 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall |
         lead, plain = p.query.shape[:-3], p.mask is None and p.score is None and p.bias is None
         alike = lead == p.key.shape[:-3] == p.value.shape[:-3] and len(lead) < 2
         return PreparedStep(p, target) if plain and alike and p.n_q == 1 else None
-    if any(program.tables for _, program in programs(p)):
+    if any(program.tables for _, program in programs(p)) or (p.bias is not None and long(p)):
         return None
     low = ["low"] * ("low" in vary)
     results = new_results(p)._replace(low=p.new_output() if low else None)

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.core.problem import Problem
 from regard.engines.cpu.schedule.arguments import Arrays, dense_masks
-from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
+from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides, least_visible
 from regard.engines.cpu.schedule.forward_spec import heads_in_rows
 from regard.engines.cpu.schedule.launches import LaunchStage, in_portions, in_work_groups
 from regard.engines.cpu.spec.scratch import scratch_size, split_scratch
@@ -44,6 +44,25 @@ ONE_TILE = 2**27, 2**20  # products from which a single tile of keys is classifi
 CACHED_BYTES = 2**20  # of the stages of a schedule that is cached
 BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
 LIST_TILES = 2**15  # pairs of block and tile that are classified together
+
+
+def summarized(p: Problem) -> list[tuple[Array, Array]]:
+    """Return the dense masks, and a bias with low numbers, whose blocks are classified; also as (..., h, n_q, n_k).
+
+    Empty for calls that would not gain by it. Otherwise stages depend on the contents of arrays, and are not cached.
+    """
+    if (p.mask_node is None and p.bias is None) or not long(p) or p.origin[2] % PART:
+        return []
+    arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
+    found = list(zip(arrays, dense_masks(p), strict=True))
+    if p.bias is not None and hides(p.dense(p.bias)):
+        found.append((p.bias, p.dense(p.bias)))
+    return [(x, view) for x, view in found if view.strides[-1] == view.itemsize]
+
+
+def long(p: Problem) -> bool:
+    """Test whether a call takes long enough to look at the contents of arrays."""
+    return p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v) >= BLOCK_MASK
 
 
 class LaunchStages:
@@ -80,21 +99,19 @@ class LaunchStages:
         return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
 
     @cached_property
+    def least(self) -> float:
+        """Return the bias up to which pairs are skipped: −∞, or more where they have weight 0 and that is all."""
+        p, spec = self.p, self.spec
+        if not spec.skips_zeros or p.mask_node is not None or p.score_node is not None or p.part is not None:
+            return -np.inf
+        others = [x for name, x in self.arrays.items() if name in ("dout", "given", "d_entropy") and x is not None]
+        return least_visible(p) if all(np.isfinite(x).all() for x in others) else -np.inf
+
+    @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
-        """Return the dense masks, and a bias that hides, whose blocks are classified.
-
-        Also as (..., h, n_q, n_k).
-
-        Empty for calls that would not gain by it.
-        """
-        p = self.p
-        if p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
-            return []
-        arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
-        found = list(zip(arrays, dense_masks(p), strict=True))
-        if p.bias is not None and hides(p.dense(p.bias)):
-            found.append((p.bias, p.dense(p.bias)))
-        return [(x, view) for x, view in found if view.strides[-1] == view.itemsize]
+        """Return those of `summarized` that hide, and also as (..., h, n_q, n_k)."""
+        found = summarized(self.p)
+        return [x for x in found if x[0] is not self.p.bias or hides(x[1], self.least)]
 
     @cached_property
     def mask(self) -> Node | None:
@@ -103,7 +120,7 @@ class LaunchStages:
         if not any(x is bias for x, _ in self.masks):
             return mask
         visible = make("dense", "bool", (), bias)
-        return visible if mask is None else make("logical_and", "bool", (mask, visible))
+        return visible if mask is None else make("bitwise_and", "bool", (mask, visible))
 
     @cached_property
     def varying(self) -> frozenset[str]:
@@ -132,11 +149,8 @@ class LaunchStages:
 
     @property
     def short(self) -> bool:
-        """True if the stages are small enough to cache.
-
-        Stages that depend on the contents of arrays are never cached.
-        """
-        return not self.masks and self.nbytes <= CACHED_BYTES
+        """True if the stages are small enough to cache."""
+        return self.nbytes <= CACHED_BYTES
 
     def __iter__(self) -> Iterator[LaunchStage]:
         for tiles, blocks in self.chunks():
@@ -245,7 +259,10 @@ class LaunchStages:
             return
         edges, reading = p.extents.key_edges(KEYS), self.varying
         height, target = max(1, self.spec.lanes // 2), chosen()
-        masks = {id(x): BlockMask(view, self.rows.start, height, target, self.threads) for x, view in self.masks}
+        masks = {
+            id(x): BlockMask(view, self.rows.start, height, target, self.threads, *[self.least] * (x is p.bias))
+            for x, view in self.masks
+        }
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
         apart, alike = heads if "h" in reading else np.array([[0, p.heads]]), self.alike
         # As many batch elements at a time as have few tiles together.

@@ -67,6 +67,11 @@ class KernelSpec:
         """Text that no other kernel of a target has."""
         return repr((self.kernel, *map(_identity, vars(self).values())))
 
+    @property
+    def skips_zeros(self) -> bool:
+        """True if pairs of weight 0 change no result: sums over pairs, and the largest weight."""
+        return self.kernel == BACKWARD or (self.kernel == FORWARD and self.best <= 1)
+
     # Operands and fields, see `spec/operands.py`
 
     @property
