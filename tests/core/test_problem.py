@@ -1,5 +1,7 @@
 """Where the tiles of a call lie, in absolute indices."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,25 @@ def test_no_keys_in_the_middle_of_a_tile(engine: str) -> None:
     )
     assert not out.any()
     np.testing.assert_array_equal(seen.lse, 0)
+
+
+CHOOSING: dict[str, tuple[Any, bool]] = {
+    "a clipped index of a finite table": (lambda s, t, i, j: s + t[i, np.clip(j - i, -3, 3) + 3], False),
+    "a smaller float": (lambda s, t, i, j: np.minimum(s, t[i, 0]), False),
+    "a chosen number": (lambda s, t, i, j: regard.where(i > j, s, -1e9), False),
+    "a chosen infinity": (lambda s, t, i, j: regard.where(i > j, s, -np.inf), True),
+    "a table with an infinity": (lambda s, t, i, j: np.minimum(s, regard.table(t.array / [[0] + [1] * 6])[i, j]), True),
+    "a quotient": (lambda s, t, i, j: regard.where(i > j, s, s / (i - 3)), True),
+    "no choice": (lambda s, t, i, j: s - np.inf * (i < j), False),
+}
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+@np.errstate(divide="ignore")
+def test_bounds_of_a_score_are_asked_for_where_it_may_hide(name: str) -> None:
+    """A finite table hides nothing, so nobody summarizes it."""
+    rule, hides = CHOOSING[name]
+    q = np.ones((1, 9, 4), np.float32)
+    table = regard.table(-np.ones((9, 7)))
+    p = problem_from(q, q, q, score=lambda s, b, h, i, j: rule(s, table, i, j), offset=0)
+    assert (p.rules.hiding_node is not None) == hides

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from regard.core.extents import Extents
 from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials
+from regard.rules.extremes import has_infinite
 from regard.runtime.forks import cached_property
 
 
@@ -26,7 +28,7 @@ class CallRules:
     @cached_property
     def hiding_node(self) -> Node | None:
         """The score if its bounds can hide a whole tile, else None."""
-        return self.score.node if self.score is not None and _chooses(self.score.node) else None
+        return self.score.node if self.score is not None and _hides(self.score.node) else None
 
     @property
     def hiding(self) -> tuple[Node, ...]:
@@ -75,9 +77,20 @@ class CallRules:
 
 
 @once
-def _chooses(node: Node) -> bool:
-    """Return whether an expression selects between values.
+def _hides(node: Node) -> bool:
+    """Return whether the bounds of a score may be −∞ for a whole tile: it selects between floats, and one may be −∞.
 
-    Otherwise its bounds are never −∞ for a whole tile.
+    All entries of its tables decide, once. Their bounds over tiles would take far longer, for each schedule.
     """
-    return any(x.op in ("where", "minimum") for x in order([node]))
+    nodes = order([node])
+    selects = any(x.op in ("where", "minimum") and x.kind == "float" for x in nodes)
+    return selects and any(map(_may_be_infinite, nodes))
+
+
+def _may_be_infinite(x: Node) -> bool:
+    """Return whether a node may be infinite where its operands are finite, without overflow."""
+    if x.op in ("number", "literal"):
+        return isinstance(x.payload, float) and not isfinite(x.payload)
+    if x.op == "gather":
+        return x.kind == "float" and has_infinite(x.payload)
+    return x.op in ("divide", "log", "log2", "log10", "log1p")

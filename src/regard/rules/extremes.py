@@ -96,6 +96,16 @@ def has_nan(table: Table) -> bool:
     return _nan[table]
 
 
+_large: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
+
+
+def has_infinite(table: Table) -> bool:
+    """Return whether an entry of a float table is NaN or infinite in float32, cached; False for unknown entries."""
+    if table not in _large:
+        _large[table] = table.known is not None and not bool((abs(_entries(table)) <= np.finfo(np.float32).max).all())
+    return _large[table]
+
+
 def _summarize(table: Table, axis: int, spans: Spans | None) -> Extremes:
     array = _entries(table)
     part = array if spans is None else array[tuple(slice(first, last + 1) for first, last in spans)]
