@@ -172,8 +172,8 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = "clamp") -> T
 
     For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
     and gradients go to the tensor. ``tensor[h, i - j]`` in a rule means
-    ``table(tensor)[h, i - j]``. If a framework has replaced the parameter that a rule was made
-    of, a call warns once, or raises where a derivative would be zero.
+    ``table(tensor)[h, i - j]``. If a framework has replaced the parameter or buffer that a rule was
+    made of, a call raises.
 
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):

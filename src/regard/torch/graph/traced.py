@@ -76,6 +76,9 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
                         "where the program calls attention"
                     )
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            for table in x.foreign:
+                if isinstance(table, TensorTable):
+                    table.refuse_stale()  # Dynamo passes over a NotImplementedError of the property
             text, reads = x.in_graph
             if text:
                 return GraphRule(text, reads)
