@@ -26,7 +26,7 @@ class JaxTable(Table):
     source: Any
     _values: Array | None
 
-    def __init__(self, what: str, x: jax.Array, bounds: Any = "clamp") -> None:
+    def __init__(self, what: str, x: jax.Array, bounds: Any = None) -> None:
         sized(what, x)
         if 0 in x.shape:
             raise ValueError(f"{what} must not be empty, got shape {x.shape}")
@@ -96,7 +96,7 @@ def sized(what: str, x: jax.Array) -> jax.Array:
     )
 
 
-def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
+def table(what: str, x: jax.Array, bounds: Any = None) -> Table:
     """Return a table over a JAX array; integers and booleans with values are constants."""
     if traced(x) or jax.numpy.issubdtype(x.dtype, np.floating):
         return JaxTable(what, x, bounds)

@@ -44,7 +44,7 @@ class TensorTable(Table):
 
     def __init__(
         self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None,
-        bounds: Any = "clamp", place: Place | None = None,
+        bounds: Any = None, place: Place | None = None,
     ) -> None:  # fmt: skip
         if tensor is not None:
             shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
@@ -208,7 +208,7 @@ class TensorMask:
         return TensorMask(None, self.shape)
 
 
-def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
+def table(what: str, x: torch.Tensor, bounds: Any = None) -> Table:
     """Make a table of a tensor.
 
     Integers that can be read keep their current values. Floats, which train, are read in each call.
