@@ -227,6 +227,7 @@ def test_a_table_with_an_entry_for_each_query(operands: tuple[torch.Tensor, ...]
         return lambda s, b, h, i, j: s + regard.table(rows, bounds=bounds)[i]
 
     def call(score: Any, **options: Any) -> torch.Tensor:
+        torch.compiler.reset()  # each call is another graph of the same function
         function = lambda q: regard.attention(q, k, v, score=score, **options)  # noqa: E731
         return (torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function)(q[..., :5, :])
 
