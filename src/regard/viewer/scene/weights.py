@@ -1,9 +1,10 @@
 """The source of scenes that have weights alone: results of other tools, and of models that return them.
 
 Attention with scores b = log P, zero queries and no mask has the weights P. So a layer of weights is a `Problem` whose
-bias is their logarithm, and all that reads weights of a head reads these. A weight of 0 has the score `ZERO`: its key is
-visible. Hidden are the keys of rows of nothing but 0, and those after a query if all weights there are 0. Where rows sum
-to less than 1, as with a learned sink, b = log(P / r) beside a sink of score 0 leaves the rest r = 1 − Σ P to the sink.
+bias is their logarithm, and all that reads weights of a head reads these. A weight of 0 has the score `ZERO`, so
+its key is visible. Hidden are the keys of rows of nothing but 0, and those after a query if all weights there are 0.
+Where rows sum to less than 1, as with a learned sink, b = log(P / r) beside a sink of score 0 leaves the rest
+r = 1 − Σ P to the sink.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
