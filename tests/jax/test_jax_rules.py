@@ -109,7 +109,7 @@ def test_leaves_that_were_mapped() -> None:
 
 
 def test_integers_beyond_32_bits() -> None:
-    mask = regard.documents(np.array([0, 1, 2**40]))
+    mask = not_before(regard.table(np.array([0, 1, 2**40])))
     with pytest.raises(ValueError, match="a table of int64 with values beyond 32 bits needs"):
         jax.jit(lambda m: 0)(mask)
 
