@@ -130,7 +130,7 @@ SIGNATURES = {
     "relative": "(table, *, buckets=None, bidirectional=True, max_distance=128)",
     "temperature": "(t)",
     "score": "(function)",
-    "table": "(array, name=None, *, bounds='clamp')",
+    "table": "(array, name=None, *, bounds=None)",
     "where": "(condition, a, b)",
 }
 

@@ -163,6 +163,31 @@ class Conformance:
             picked = np.take_along_axis(P, np.maximum(top.indices[..., :k], 0), -1)
             assert (np.abs(np.where(top.indices[..., :k] < 0, 0, picked) - best) <= near[..., None])[sane].all()
 
+    @pytest.mark.parametrize("where", ["query", "key", "bias", "one key", "sink", "hidden"])
+    def test_nan_is_not_hidden_in_statistics(self, where: str) -> None:
+        """A row that sees NaN has keys and no numbers; one that sees nothing has neither."""
+        q, k = np.random.default_rng(0).standard_normal((2, 2, 6, 8))
+        bias, mask = np.zeros((2, 6, 6)), np.ones((6, 6), bool)
+        mask[4], sink = False, None
+        {"query": q[0, 1], "key": k[0, 1], "one key": k[0, 2], "hidden": k[0, 5]}.get(where, bias[0, 1, 2:3])[:] = (
+            np.nan
+        )
+        if where == "one key":
+            mask[1] = np.arange(6) == 2
+        elif where == "hidden":
+            mask[:, 5] = False
+        elif where == "sink":
+            bias[:], mask[4], sink = 0, True, np.array([np.nan, 0.5])
+        options = {"bias": bias, "mask": mask, "sink": sink}
+        seen, found = (
+            regard.attention(q, k, k, observe=SIMPLE, engine=engine, **options)[1] for engine in (self.engine, "spec")
+        )
+        for name in ("argmax", "max", "entropy", "visible", "normalized_entropy", "effective_states", "received"):
+            np.testing.assert_allclose(seen[name], found[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(seen[BEST].indices, found[BEST].indices)
+        np.testing.assert_allclose(seen[BEST].values, found[BEST].values, rtol=1e-6)
+        np.testing.assert_array_equal(seen.argmax == -1, ~mask.any(1) & [[True], [True]])
+
     @pytest.mark.parametrize(("n_q", "n_k"), [(40, 500), (2, 3000)])
     def test_ties_go_to_the_lowest_key(self, n_q: int, n_k: int) -> None:
         """Of scores that are exact, few values many times."""

@@ -209,9 +209,12 @@ CASES: dict[str, Case] = {
         {"table": "floats", "buckets": "none", "bidirectional": "bool", "max_distance": "int"},
     ),
     "table": Case(
-        regard.table, {"array": X}, {"array": TABLE, "name": "none", "bounds": ""}, {"array": "table", "name": "table"}
+        regard.table,
+        {"array": X},
+        {"array": TABLE, "name": "none", "bounds": "none"},
+        {"array": "table", "name": "table"},
     ),
-    "Table": Case(regard.Table, {"array": X}, {"array": TABLE, "bounds": ""}, {"array": "table"}),
+    "Table": Case(regard.Table, {"array": X}, {"array": TABLE, "bounds": "none"}, {"array": "table"}),
     "top": Case(regard.top, {"k": 1}, {"k": "int"}),
     "mass": Case(regard.mass, {"mask": regard.causal()}, {"mask": "mask flags"}),
     "pooled": Case(regard.pooled, {"rows": 1, "cols": 1}, {"rows": "int", "cols": "int", "kind": ""}),

@@ -1,4 +1,4 @@
-"""Rules as pytrees: their tables of floats are leaves, the rest is static."""
+"""Rules as pytrees: their arrays are leaves, the rest is static."""
 
 import copy
 import pickle
@@ -37,13 +37,15 @@ def test_leaves() -> None:
     score = regard.alibi(SLOPES)
     (leaf,) = jax.tree.leaves(score)
     assert leaf is SLOPES
-    assert jax.tree.leaves(MASK) == []
+    ids, dense = jax.tree.leaves(MASK)
+    np.testing.assert_array_equal(ids[0], np.arange(6) // 3)
+    assert dense.dtype == bool
     assert jax.tree.structure(score) == jax.tree.structure(regard.alibi(SLOPES + 1))
     assert jax.tree.structure(score) != jax.tree.structure(regard.relative(jnp.zeros(3)))
     assert jax.tree.structure(regard.window(3)) != jax.tree.structure(regard.window(4))
     documents = [regard.documents(np.array(ids)) for ids in ([0, 0, 1], [0, 0, 1], [0, 1, 1])]
-    same_ids, equal_ids, others = map(jax.tree.structure, documents)
-    assert same_ids == equal_ids != others
+    assert len(set(map(jax.tree.structure, documents))) == 1
+    assert jax.tree.structure(documents[0]) != jax.tree.structure(regard.documents(np.array([0, 0, 1, 1])))
 
 
 @pytest.mark.engine("cpu")
@@ -63,6 +65,58 @@ def test_a_rule_as_an_argument_of_jit_is_traced_once() -> None:
     for n in range(4):
         same(call(regard.alibi(SLOPES + n), MASK), loss(regard.alibi(SLOPES + n)))
     assert len(traces) == 1
+
+
+def not_before(ids: Any) -> Any:
+    return regard.mask(lambda b, h, i, j: ids[i] >= ids[j])
+
+
+MASKS: dict[str, Callable[[int], Any]] = {
+    "documents": lambda n: regard.documents(jnp.arange(6) // (n + 1)),
+    "padding": lambda n: regard.padding(jnp.array([3 + n, 5])),
+    "padding, left": lambda n: regard.padding(np.array([3 + n, 5]), side="left"),
+    "prefix": lambda n: regard.causal() & regard.prefix(np.array([n, 3])),
+    "blocks": lambda n: regard.blocks(np.tri(3, k=n - 1, dtype=bool), 2),
+    "array": lambda n: regard.causal() | np.tri(6, k=n, dtype=bool),
+    "function": lambda n: not_before(regard.table(np.arange(6) // (n + 1))),
+}
+
+
+@pytest.mark.parametrize("engine", ["tiled", "xla"])
+@pytest.mark.parametrize("name", MASKS)
+def test_arrays_of_a_mask_are_data(name: str, engine: str) -> None:
+    traces = []
+
+    @jax.jit
+    def call(x: Any, mask: Any) -> Any:
+        traces.append(mask)
+        return jax.value_and_grad(lambda q: (regard.attention(q, x, x, mask=mask, engine=engine) ** 2).sum())(x)
+
+    for n in range(3):
+        mask = MASKS[name](n)
+        value, gradient = call(X, mask)
+        expected, like = jax.value_and_grad(lambda q, m=mask: (regard.attention(q, X, X, mask=m) ** 2).sum())(X)
+        same(value, expected)
+        np.testing.assert_allclose(gradient, like, rtol=2e-5, atol=1e-5)
+    assert len(traces) == 1
+
+
+def test_leaves_that_were_mapped() -> None:
+    for rule in (MASK, jax.tree.map(jnp.asarray, MASK), jax.jit(lambda m: m)(MASK)):
+        assert loss(regard.alibi(SLOPES), rule) == loss(regard.alibi(SLOPES))
+        x = np.asarray(X)
+        same(regard.attention(x, x, x, mask=rule), regard.attention(X, X, X, mask=MASK))
+
+
+def test_integers_beyond_32_bits() -> None:
+    mask = not_before(regard.table(np.array([0, 1, 2**40])))
+    with pytest.raises(ValueError, match="a table of int64 with values beyond 32 bits needs"):
+        jax.jit(lambda m: 0)(mask)
+
+
+def test_the_gradient_of_integers_is_refused() -> None:
+    with pytest.raises(TypeError, match="grad requires real- or complex-valued inputs"):
+        jax.grad(lambda m: loss(None, m))(MASK)
 
 
 def over_rules() -> Any:

@@ -164,6 +164,22 @@ def test_seeds_and_keys() -> None:
     same(drop(words[0] << 32 | words[1]), np.asarray(drop(key)))
 
 
+@pytest.mark.parametrize("engine", [None, "xla"])
+def test_a_table_with_an_entry_for_each_query(engine):
+    x = jnp.ones((2, 8, 4))
+
+    def call(values, x, bounds=None, **options):
+        table = regard.table(values, bounds=bounds)
+        score = regard.score(lambda s, b, h, i, j: s + table[i])
+        return regard.attention(x[:, :5], x, x, score=score, engine=engine, **options)
+
+    for wrapped in (call, jax.jit(call)):
+        with pytest.raises(ValueError, match="has an entry for each of the 5 rows: give offset=0"):
+            wrapped(jnp.arange(5.0), x)
+    jax.jit(lambda values: call(values, x, offset=0))(jnp.arange(5.0))
+    jax.jit(lambda values: call(values, x, bounds="clamp"))(jnp.arange(5.0))
+
+
 def test_tables_raise_where_they_are_left():
     x = jnp.ones((2, 8, 4))
 

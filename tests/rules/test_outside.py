@@ -174,11 +174,66 @@ def test_what_cannot_be_known_is_said() -> None:
         regard.attention(x, x, x, causal=True, score=lambda s, b, h, i, j: s + wide[i - j])
 
 
+Q5, K9 = np.zeros((H, 5, D)), np.zeros((H, 9, D))
+BY_QUERY: dict[str, Callable[..., dict[str, Any]]] = {
+    "score": lambda t: {"score": lambda s, b, h, i, j: s + t(5)[i]},
+    "mask": lambda t: {"mask": lambda b, h, i, j: t(5)[i] > 0},
+    "row": lambda t: {"score": lambda s, b, h, i, j: s + t(5, 3)[i].sum()},
+    "second axis": lambda t: {"score": lambda s, b, h, i, j: s + t(H, 5)[h, i]},
+    "statistic": lambda t: {"observe": [regard.mass(lambda b, h, i, j: t(5)[i] > 0)]},
+    "by query and key": lambda t: {"score": lambda s, b, h, i, j: s + t(5, 9)[i, j]},
+    "hidden rows": lambda t: {"score": lambda s, b, h, i, j: s + t(5)[i], "causal": True},
+}
+
+
+@pytest.mark.parametrize("name", BY_QUERY)
+def test_a_table_with_an_entry_for_each_query(name: str) -> None:
+    def table(bounds: Any) -> Callable[..., Any]:
+        return lambda *shape: regard.table(np.ones(shape), bounds=bounds)
+
+    options = BY_QUERY[name]
+    for q, k in ((Q5, K9), (Q5, K9[:, :3])):
+        with pytest.raises(ValueError, match=r"but it has an entry for each of the 5 rows: give offset=0, .*'clamp'\)"):
+            problem_from(q, k, k, **options(table(None)))
+        for cured in ({**options(table(None)), "offset": 0}, options(table("clamp"))):
+            problem_from(q, k, k, **cured)
+    problem_from(Q5, Q5, Q5, **options(table(None)))
+    problem_from(Q5, K9[:, :0], K9[:, :0], **options(table(None)))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda t, s, b, h, i, j: s + t(9)[i],  # an entry for each key
+        lambda t, s, b, h, i, j: s + t(5)[j],
+        lambda t, s, b, h, i, j: s + t(5)[i - j],
+        lambda t, s, b, h, i, j: s + t(5)[i - 4],
+        lambda t, s, b, h, i, j: s + t(1)[i],
+        lambda t, s, b, h, i, j: s + t(H, 5)[h, np.clip(i, 0, 4)],
+    ],
+)
+def test_other_tables_clamp(rule: Any) -> None:
+    score = regard.score(lambda *x: rule(lambda *shape: regard.table(np.ones(shape)), *x))
+    problem_from(Q5, K9, K9, score=score)
+    problem_from(Q5[:, :1], K9, K9, score=score)  # a step of decode
+    problem_from(Q5[:, :4], K9, K9, score=score, origin=(0, 0, 1000))
+
+
+def test_the_text_for_a_table_with_an_entry_for_each_query() -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        problem_from(Q5, K9, K9, score=lambda s, b, h, i, j: s + regard.table(np.ones(5))[i])
+    assert str(refused.value) == (
+        "score(<lambda>) reads axis 0 of a table of shape (5,), float64 at i, which is row + n_k - n_q = row + 4, but "
+        "it has an entry for each of the 5 rows: give offset=0, by which i is the row, or table(..., bounds='clamp') "
+        "to read its nearest entry"
+    )
+
+
 def test_the_option() -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         regard.table([1.0], bounds="wrap")  # type: ignore[arg-type]
-    assert str(raised.value) == "bounds of table must be 'clamp' or 'raise', got 'wrap'"
+    assert str(raised.value) == "bounds of table must be 'clamp', 'raise' or None, got 'wrap'"
     table = raising(3)
     assert pickle.loads(pickle.dumps(table)).bounds == "raise"
-    assert regard.table([1.0]).bounds == regard.Table([1.0]).bounds == "clamp"
+    assert regard.table([1.0]).bounds == regard.Table([1.0]).bounds is None
     assert accepted(8, 8, score=lambda s, b, h, i, j: s + regard.table(WIDE)[h, i - j])

@@ -8,6 +8,7 @@ import copy
 import io
 import pickle
 import re
+import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import regard
 import regard.torch
@@ -252,17 +256,29 @@ def test_a_rule_follows_its_parameter(case: str) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", ["torch.func.grad of functional_call", "stack_module_state and vmap"])
-def test_a_parameter_that_a_transform_replaced_raises(case: str) -> None:
-    with pytest.raises(
-        NotImplementedError,
-        match=re.escape(
-            "a rule was made of the parameter Held.slopes, which was replaced since: in this transform its derivative "
-            "would be zero. Make the rule with regard.table(module, name), which reads the parameter that the module "
-            "has at each call"
-        ),
-    ):
-        CASES[case](Held)
+class HeldBuffer(Anew):
+    """Makes the rule in the constructor, of a buffer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        slopes = self.slopes.detach().clone()
+        del self.slopes
+        self.register_buffer("slopes", slopes)
+        self.score = regard.alibi(self.slopes)
+
+    rules = Held.rules
+
+
+class HeldOfChild(Anew):
+    """Makes the rule in the constructor, of the parameter of a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Module()
+        self.child.slopes = nn.Parameter(torch.rand(4))
+        self.score = regard.alibi(self.child.slopes)
+
+    rules = Held.rules
 
 
 class Late(Anew):
@@ -274,34 +290,97 @@ class Late(Anew):
         super().__init__()
         self.slopes, self.score = slopes, score
 
-    def rules(self) -> dict[str, Any]:
-        return {"score": self.score}
+    rules = Held.rules
+
+
+def shard(m: nn.Module) -> None:
+    """Shard over one process."""
+    del m.cap  # which has no axis to shard
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+        try:
+            fully_shard(m, mesh=init_device_mesh("cpu", (1,)))
+            m(X)
+        finally:
+            dist.destroy_process_group()
+
+
+def convert(m: nn.Module) -> None:
+    """Change the dtype by other parameters."""
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        m.double().float()
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+REPLACEMENTS: dict[str, Callable[[nn.Module], Any]] = {
+    "load_state_dict(assign=True)": lambda m: m.load_state_dict(other(m), assign=True),
+    "to_empty": lambda m: m.to("meta").to_empty(device="cpu").load_state_dict(Anew().state_dict(), strict=False),
+    ".to(dtype) by replacement": convert,
+    "parametrize": lambda m: torch.nn.utils.parametrize.register_parametrization(
+        getattr(m, "child", m), "slopes", nn.Softplus()
+    ),
+    "fully_shard": shard,
+}
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize("make", [Held, HeldBuffer, HeldOfChild, Late])
+def test_a_replaced_parameter_raises(make: Make, replace: str) -> None:
+    m = make()
+    m(X)
+    if make is HeldBuffer and replace == "fully_shard":  # which shards parameters alone
+        return
+
+    def call() -> torch.Tensor:
+        REPLACEMENTS[replace](m)
+        return m(X)  # type: ignore[no-any-return]
+
+    with pytest.raises(NotImplementedError, match=r"made of \w+\.slopes, which was replaced since: the rule would"):
+        call()
+
+
+@pytest.mark.parametrize("case", ["torch.func.grad of functional_call", "stack_module_state and vmap"])
+def test_a_parameter_that_a_transform_replaced_raises(case: str) -> None:
+    with pytest.raises(
+        NotImplementedError,
+        match=re.escape(
+            "a rule was made of Held.slopes, which was replaced since: the rule would read its old values, and its "
+            "derivative would be zero. Make the rule with regard.table(module, name), which reads the parameter that "
+            "the module has at each call"
+        ),
+    ):
+        CASES[case](Held)
+
+
+def test_a_compiled_rule_whose_parameter_was_replaced() -> None:
+    m = Held()
+    run = torch.compile(m, fullgraph=True, backend="aot_eager")
+    run(X)
+    m.load_state_dict(other(m), assign=True)
+    with pytest.raises(Exception, match=r"a rule was made of Held\.slopes, which was replaced since"):
+        run(X)
 
 
 def test_a_parameter_whose_module_was_not_known() -> None:
-    with pytest.raises(NotImplementedError, match="the parameter of a module, which was replaced since: in this"):
+    with pytest.raises(NotImplementedError, match="the parameter of a module, which was replaced since: the rule"):
         functional_gradient(Late)
     m = Late()
     _, tangent = torch.func.jvp(m, (X,), (X,))  # in place, so a constant of the transform
     assert torch.autograd.grad(tangent.square().sum(), m.slopes)[0].abs().max() > 0
 
 
-def test_a_replaced_parameter_warns_once() -> None:
-    class Own(Held):
-        pass
-
-    m = Own()
-    before = m(X)
-    m.load_state_dict(other(m), assign=True)
-    message = r"a rule was made of the parameter Own\.slopes, which was replaced since, and keeps to it\. Make the rule"
-    with pytest.warns(regard.RegardWarning, match=message):
-        torch.testing.assert_close(m(X), before)
-    m(X)  # warnings are errors here
-
-
 def test_a_parameter_without_values() -> None:
-    with pytest.raises(ValueError, match=r"Held\.slopes, which was replaced since, and had no values\. Make the rule"):
+    with pytest.raises(NotImplementedError, match=r"Held\.slopes, which was replaced since"):
         on_meta(Held)
+
+
+def test_a_copy_of_a_rule_of_a_parameter() -> None:
+    m = Held()
+    rule = copy.deepcopy(m.score)
+    m.slopes.data += 1
+    torch.testing.assert_close(regard.attention(X, X, X, score=rule), Held()(X))
 
 
 def test_a_module_that_was_deleted() -> None:

@@ -218,6 +218,32 @@ def test_tables_of_tensors_raise_where_they_are_left(operands: tuple[torch.Tenso
         regard.attention(*operands, mask=lambda b, h, i, j: ids[j + 1] > 0)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_table_with_an_entry_for_each_query(operands: tuple[torch.Tensor, ...], compiled: bool) -> None:
+    q, k, v = operands
+    rows = torch.rand(5)
+
+    def here(bounds: Any) -> Callable[..., Any]:
+        return lambda s, b, h, i, j: s + regard.table(rows, bounds=bounds)[i]
+
+    def call(score: Any, **options: Any) -> torch.Tensor:
+        torch.compiler.reset()  # each call is another graph of the same function
+        function = lambda q: regard.attention(q, k, v, score=score, **options)  # noqa: E731
+        return (torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function)(q[..., :5, :])
+
+    numpy = regard.table(rows.numpy())
+    for rule in (
+        lambda s, b, h, i, j: s + rows[i], here(None), regard.score(here(None)),
+        regard.score(lambda s, b, h, i, j: s + numpy[i]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="has an entry for each of the 5 rows: give offset=0"):
+            call(rule)
+        call(rule, offset=0)
+    clipped = call(regard.score(lambda s, b, h, i, j: s + regard.table(rows)[i.clamp(0, 4)]))
+    for rule in (here("clamp"), regard.score(here("clamp"))):
+        assert torch.equal(call(rule), clipped)
+
+
 def test_tables_that_raise_are_refused_inside_of_a_graph(operands: tuple[torch.Tensor, ...]) -> None:
     weight = torch.rand(2, 8)
     rule = regard.score(lambda s, b, h, i, j: s + regard.table(weight, bounds="raise")[h, j])

@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import regard
 from regard.interpret.formats import score_text, weight_text
 from regard.viewer.data import sentences
 from regard.viewer.data.finding import row_sentence
 from regard.viewer.data.outlines import Claim, MapRows, Outline, outline, words_in
 from regard.viewer.data.scores import estimates
+from regard.viewer.data.summary import look_data
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import arrays
 
@@ -223,3 +225,31 @@ def test_the_sentences_name_what_is_there(rows: MapRows) -> None:
     text = row_sentence(row, N - 1, N, WORDS, WORDS).text
     assert f"looks most at {int(row.argmax())} " in text
     assert ("Leaving aside" in text) <= (int(row.argmax()) in (0, N - 2, N - 1))
+
+
+@pytest.mark.parametrize("mask", [None, regard.window(5)])
+def test_nan_is_not_masked(mask: regard.Mask | None) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 8, 4))
+    k[0, 3] = np.nan
+    first, other = estimates(arrays(q, k, v, causal=True, mask=mask), 0, 8)
+    assert first.outline.claims == (Claim("nan", 5 / 8),)
+    assert "nan" not in [claim.name for claim in other.outline.claims]
+    k[:] = np.nan
+    scene = arrays(q, k, v, causal=True, mask=mask)
+    assert all(x.outline.claims == (Claim("nan", 1.0),) for x in estimates(scene, 0, 8))
+    data = look_data(scene)
+    said = data.says(data.choose())
+    assert said == ("L0 H0: The weights of 1.00 of the queries are NaN: a query, a key or a rule is.",)
+
+
+def test_a_weight_that_underflows_is_visible() -> None:
+    q, k, v = np.zeros((3, 1, 8, 4))
+    bias = np.where(np.eye(8), 0, -1e6)[None]
+    bias[0, 0] = 0
+    (one,) = estimates(arrays(q, k, v, bias=bias, mask=regard.window(7, 7)), 0, 8)
+    assert one.outline.claims[0].name == "current"
+
+
+def test_distances_of_maps_with_nan_are_nan() -> None:
+    maps = np.stack([np.eye(3), np.full((3, 3), np.nan)])
+    assert np.isnan(regard.insight.head_distance(maps)[0, 1])

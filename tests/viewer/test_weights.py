@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from regard.viewer.data.scores import estimates, layer_scores
 from regard.viewer.looking import scenes_of
 from regard.viewer.scene.sources import arrays
 from regard.viewer.scene.weights import LACKS, Operands, weights
@@ -182,3 +183,27 @@ def test_files(tmp_path: Path) -> None:
     assert '"weights/0/2":{"n_q":12' in Answers([known], patience=None).page("weights")
     assert set(np.load(BytesIO(archive(known)))) == {"weights", "tokens"}
     assert "cat" in Still(known).data.text
+
+
+def test_a_weight_of_0_is_visible() -> None:
+    one_hot = np.zeros((1, 8, 8))
+    one_hot[0, 0] = 1 / 8
+    one_hot[0, np.arange(1, 8), np.arange(1, 8)[::-1]] = 1
+    one_hot[0, 5] = 0  # a row that sees nothing
+    scene = weights(one_hot)
+    (estimate,) = estimates(scene, 0, 8)
+    assert "even" not in [claim.name for claim in estimate.outline.claims]
+    (head,) = layer_scores(scene, 0)
+    assert head.entropy == pytest.approx(0.0, abs=1e-6)  # without row 0, as 0 · log 0 = 0
+    assert head.normalized_entropy == pytest.approx(0.0, abs=1e-6)
+    found = scene.layers[0].head(0).seen(range(8), range(8))
+    np.testing.assert_allclose(found, one_hot[0], atol=1e-7)
+    visible = scene.layers[0].head(0).visible_of(np.arange(8))
+    np.testing.assert_array_equal(visible, np.arange(8)[:, None].repeat(8, 1) != 5)
+
+
+def test_zeros_beside_a_learned_sink() -> None:
+    P = np.array([[[0.5, 0.0], [0.0, 0.25]]])
+    head = weights(P).layers[0].head(0)
+    np.testing.assert_allclose(head.weights_of(np.arange(2)), P[0], atol=1e-6)
+    np.testing.assert_allclose(head.sinks(), [0.5, 0.75], atol=1e-6)

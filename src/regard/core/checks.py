@@ -28,7 +28,7 @@ from regard.core.problem import Problem
 from regard.core.statistics import KINDS, NAMES, Statistic
 from regard.rules import Mask, Score, as_mask, as_score, type_name
 from regard.rules.outside import check as outside
-from regard.rules.outside import lookups
+from regard.rules.outside import lookups, read_by_query
 from regard.runtime import system
 
 T = TypeVar("T")
@@ -248,13 +248,27 @@ def observe(x: object, name: str = "observe") -> tuple[Statistic, ...]:
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else KINDS[s]() for s in x))
 
 
-def covers(p: Problem) -> None:
-    """Check that rules have an entry for every position, batch element and head."""
+def covers(p: Problem, placed: bool) -> None:
+    """Check that rules have an entry for every position, batch element and head.
+
+    placed: whether `offset` says where the queries are. If not, a table with an entry for each query is refused where
+    i, which is row + n_k - n_q, would read the entries of other queries.
+    """
+    apart = not placed and 0 < p.n_k != p.n_q
     for rule in (p.mask, p.score, *(rule for s in p.observe for rule in s.rules)):
-        for need in rule.requires if rule is not None else ():
+        if rule is None:
+            continue
+        for need in rule.requires:
             need.check(*p.extents.indices[need.axis])
-        if rule is not None and lookups(rule.node):
+        if lookups(rule.node):
             _inside(p, rule)
+        for table, axis in read_by_query(rule.node) if apart else ():
+            if table.shape[axis] == p.n_q:
+                raise ValueError(
+                    f"{rule.text} reads axis {axis} of a {table!r} at i, which is row + n_k - n_q = row + "
+                    f"{p.n_k - p.n_q}, but it has an entry for each of the {p.n_q} rows: give offset=0, by which i is "
+                    "the row, or table(..., bounds='clamp') to read its nearest entry"
+                )
 
 
 def _inside(p: Problem, rule: Any) -> None:

@@ -540,6 +540,7 @@ class Seen(Mapping[Statistic | str, Any]):
 
     float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A
     query that sees nothing has weights and entropies 0, lse −∞, argmax −1 and effective_states 1. A
+    query with a visible NaN has NaN for weights; its `argmax` and `top` begin at the first NaN. A
     query that sees a single key has normalized entropy 0. With a sink, the weights of a query and
     the cells of a map sum to what it leaves.
 

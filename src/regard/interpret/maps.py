@@ -27,8 +27,8 @@ def head_distance(maps: ArrayLike) -> Floats:
     """
     x = _maps(maps)
     total = x.sum(-1, keepdims=True)
-    alive = total[..., 0] > 0
-    x = np.divide(x, total, out=np.zeros_like(x), where=total > 0)
+    alive = total[..., 0] != 0  # also where it is NaN, which reaches the distances
+    x = np.divide(x, total, out=np.zeros_like(x), where=total != 0)
     own = _plogp(x).sum(-1)
     made = np.zeros((len(x), len(x)))
     for n, row in enumerate(x):

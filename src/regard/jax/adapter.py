@@ -16,7 +16,7 @@ from regard.core.statistics import Profile, Seen, Statistic, Top, asked_for, of_
 from regard.engines import engines
 from regard.jax import primitives  # noqa: F401  # registers what `bind` binds
 from regard.jax.binding import bind, varying_alike
-from regard.jax.rules import JaxTable, constant, flags, sized, table, traced
+from regard.jax.rules import JaxTable, constant, flags, narrow, sized, table, traced
 from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
@@ -307,15 +307,7 @@ def shortest(offset: Any) -> tuple[int, ...]:
 
 def values_of(t: Any) -> Any:
     """Return the operand for a table: its traced array, or its values as a constant."""
-    if isinstance(t, JaxTable):
-        return t.operand
-    values = t.array
-    if values.dtype.kind in "iu" and not jax.config.jax_enable_x64:
-        limits = np.iinfo(np.int32)
-        if values.min() < limits.min or values.max() > limits.max:
-            raise ValueError(f"a table of {values.dtype} with values beyond 32 bits needs jax.config.jax_enable_x64")
-        values = values.astype(np.int32)
-    return values
+    return t.operand if isinstance(t, JaxTable) else narrow(t.array)
 
 
 def seed_operand(seed: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """JAX arrays in rules: tables and masks that may be traced, and rules as pytrees.
 
-The leaves of a rule are its tables of floats and its traced arrays. The rest of it is static: its expression, numbers,
-and arrays of integers and booleans.
+The leaves of a rule are its arrays: tables, and dense masks. The rest of it is static: its expression and numbers.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ class JaxTable(Table):
     source: Any
     _values: Array | None
 
-    def __init__(self, what: str, x: jax.Array, bounds: Any = "clamp") -> None:
+    def __init__(self, what: str, x: jax.Array, bounds: Any = None) -> None:
         sized(what, x)
         if 0 in x.shape:
             raise ValueError(f"{what} must not be empty, got shape {x.shape}")
@@ -96,7 +95,7 @@ def sized(what: str, x: jax.Array) -> jax.Array:
     )
 
 
-def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
+def table(what: str, x: jax.Array, bounds: Any = None) -> Table:
     """Return a table over a JAX array; integers and booleans with values are constants."""
     if traced(x) or jax.numpy.issubdtype(x.dtype, np.floating):
         return JaxTable(what, x, bounds)
@@ -125,74 +124,48 @@ def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """An array in the static part of a rule, equal to another with the same values."""
-
-    payload: Any = field(compare=False)  # a table, or a dense mask
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @staticmethod
-    def of(payload: Any) -> "Constant":
-        values = payload.array if isinstance(payload, Table) else payload
-        return Constant(payload, values.shape, values.dtype)
-
-    @property
-    def values(self) -> Array:
-        found: Array = self.payload.array if isinstance(self.payload, Table) else self.payload
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Constant) or self.dtype != other.dtype:
-            return False
-        return self.payload is other.payload or np.array_equal(self.values, other.values)
-
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype))
-
-
-@dataclass(frozen=True)
 class Structure:
-    """A rule without its leaves.
+    """A rule without its arrays.
 
-    expression: as text. tables, dense: for each array that the expression reads, a `Constant`, or for a leaf the bounds
-    of its table (None for a mask).
+    expression: as text. prints: the text of one rule of this structure, which may show values. bounds: of each table.
     """
 
     kind: type[Rule]
     expression: str
-    prints: str
+    prints: str = field(compare=False)
     requires: tuple[Requirement, ...]
     binds: tuple[int, ...]
-    tables: tuple[Any, ...]
-    dense: tuple[Any, ...]
+    bounds: tuple[Any, ...]
 
 
-def is_leaf(payload: Any) -> bool:
-    """Return True for a table of floats, and for a traced array."""
-    if isinstance(payload, Table):
-        return isinstance(payload, JaxTable) or payload.kind == "float"
-    return type(payload) is not np.ndarray
+def narrow(values: Array) -> Array:
+    """Return the integers of a table in 32 bits, unless JAX has 64.
+
+    Raises ValueError for integers that do not fit.
+    """
+    if values.dtype.kind not in "iu" or jax.config.jax_enable_x64:
+        return values
+    limits = np.iinfo(np.int32)
+    if values.min() < limits.min or values.max() > limits.max:
+        raise ValueError(f"a table of {values.dtype} with values beyond 32 bits needs jax.config.jax_enable_x64")
+    return values.astype(np.int32)
 
 
 def flatten(rule: Rule) -> tuple[list[Any], Structure]:
-    """Return the leaves of a rule, in the order in which its expression reads them, and the rest."""
+    """Return the arrays of a rule, in the order in which its expression reads them, and the rest."""
     expression, tables, dense = rule_text(rule.node)
-    leaves = [(x.source if isinstance(x, JaxTable) else x.array) for x in tables if is_leaf(x)]
-    leaves += [x for x in dense if is_leaf(x)]
-    return leaves, Structure(
+    leaves = [x.source if isinstance(x, JaxTable) else narrow(x.array) for x in tables]
+    return [*leaves, *dense], Structure(
         type(rule), expression, rule.text, rule.requires, (rule.binds,) if isinstance(rule, Mask) else (),
-        tuple(x.bounds if is_leaf(x) else Constant.of(x) for x in tables),
-        tuple(None if is_leaf(x) else Constant.of(x) for x in dense),
+        tuple(x.bounds for x in tables),
     )  # fmt: skip
 
 
 def unflatten(structure: Structure, leaves: Any) -> Rule:
     """Return the rule with these leaves, which may be anything."""
-    rest = iter(leaves)
-    tables = [x.payload if isinstance(x, Constant) else JaxTable.leaf(next(rest), x) for x in structure.tables]
-    dense = [x.payload if isinstance(x, Constant) else next(rest) for x in structure.dense]
-    node = rule_from_text(structure.expression, tables, dense)
+    leaves, count = tuple(leaves), len(structure.bounds)
+    tables = [JaxTable.leaf(x, bounds) for x, bounds in zip(leaves, structure.bounds, strict=False)]
+    node = rule_from_text(structure.expression, tables, leaves[count:])
     return structure.kind(node, structure.prints, structure.requires, *structure.binds)
 
 

@@ -126,13 +126,14 @@ def outputs(p: Problem, out: Array, lse: Array, entropy: Array) -> Outputs:
 def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
     """Return the statistics that have no parameters, by name.
 
-    `order` lists the keys of each query by falling weight, −1 for hidden ones.
+    `order` lists the keys of each query by falling score, where NaN counts as ∞, −1 for hidden ones.
     """
     with np.errstate(all="ignore"):
         f = terms(p, real)
         visible = f.visible.sum(axis=-1)
         normalized = np.where(visible > 1, f.H / np.log(np.maximum(visible, 2).astype(real)), 0)
-    order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), -f.P, ~f.visible), axis=-1)
+    falling = np.where(np.isnan(f.S), -np.inf, -f.S)
+    order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), falling, ~f.visible), axis=-1)
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
     received = f.P.sum(axis=-2)
     on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.extents.diagonals)]

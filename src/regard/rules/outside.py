@@ -1,4 +1,4 @@
-"""Indices outside of a table made with ``bounds="raise"``, found before any work.
+"""Indices outside of a table, found before any work: one made with ``bounds="raise"``, or one read by query.
 
 A lookup counts only where its value can matter. That is for pairs that the mask allows, and in the branch of a `where`
 that is taken. On the right of ``&`` (``|``) it is where the left is true (false), as in Python's ``and`` (``or``).
@@ -61,6 +61,18 @@ def lookups(node: Node) -> tuple[Lookup, ...]:
                 )
                 found.append(Lookup(x.payload, axis, index, build("bitwise_or", below, beyond), here))
     return tuple(found)
+
+
+@once
+def read_by_query(node: Node) -> tuple[tuple[Any, int], ...]:
+    """Return the tables without `bounds`, each with an axis of several entries that is read at i alone."""
+    return tuple(
+        (x.payload, axis)
+        for x in order([node])
+        if x.op == "gather" and x.payload.bounds is None
+        for axis, (index, length) in enumerate(zip(x.args, x.payload.shape, strict=True))
+        if index.op == "i" and length > 1
+    )
 
 
 def _both(a: Node | None, b: Node | None) -> Node | None:

@@ -19,8 +19,8 @@ from regard.loaders import loaders
 from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, literal, make, number
 
-Bounds = Literal["clamp", "raise"]
-BOUNDS = ("clamp", "raise")
+Bounds = Literal["clamp", "raise"] | None
+BOUNDS = ("clamp", "raise", None)
 BRANCHING = (
     "a rule is traced once for all indices, so a traced value has no truth value: use & | ~ for and, or, not; "
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
@@ -72,11 +72,11 @@ class Table:
     bounds: Bounds
     on_device: bool
 
-    def __init__(self, array: ArrayLike, *, bounds: Bounds = "clamp") -> None:
+    def __init__(self, array: ArrayLike, *, bounds: Bounds = None) -> None:
         self._hold("table", array, choice("bounds", bounds, BOUNDS))
 
     @classmethod
-    def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> Table:
+    def of(cls, what: str, array: ArrayLike, bounds: Bounds = None) -> Table:
         """Make the table of an array; `what` is its name in errors."""
         made = object.__new__(Table)
         made._hold(what, array, bounds)
@@ -96,7 +96,7 @@ class Table:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of_device(cls, array: Array, bounds: Bounds = "clamp") -> Table:
+    def of_device(cls, array: Array, bounds: Bounds = None) -> Table:
         """Make a table of an array on a device, which is neither copied nor read."""
         made = object.__new__(Table)
         for name, value in (("array", array), ("bounds", bounds), ("on_device", True)):
@@ -152,28 +152,30 @@ class Table:
 
 
 @overload
-def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table: ...
+def table(array: ArrayLike, *, bounds: Bounds = None) -> Table: ...
 @overload
-def table(array: object, name: str, *, bounds: Bounds = "clamp") -> Table: ...
+def table(array: object, name: str, *, bounds: Bounds = None) -> Table: ...
 @constructor
-def table(array: Any, name: str | None = None, *, bounds: Bounds = "clamp") -> Table:
+def table(array: Any, name: str | None = None, *, bounds: Bounds = None) -> Table:
     """Make an array a `Table`, to look up in rules and to receive a gradient.
 
     ``table(module, "slopes")`` reads the tensor ``module.slopes`` of a `torch.nn.Module` at each
     call. So a rule that is made once follows its parameter where a framework replaces it, as
     `torch.func.functional_call`, ``load_state_dict(assign=True)`` and FSDP2 do.
 
-    bounds: "clamp" makes an index beyond an end take the end. "raise" refuses a call that would
-    read such an index for a pair that its mask allows. The branch of a `regard.where` that is not
-    taken is not read, nor is the right of ``&`` where the left is false. A negative number as an
-    index raises IndexError. Calls are checked before
-    any work, without n × n memory. If a check is too large for that, or an index depends on a score
-    or on traced values, the error says so.
+    bounds: "clamp" makes an index beyond an end take the end, and so does None, with one exception:
+    an axis read at ``i`` alone with an entry for each of n_q queries raises ValueError where
+    n_q ≠ n_k and no `offset` is given. There i is row + n_k - n_q, which is no row of the table.
+    "raise" refuses a call that would read an index beyond an end for a pair that its mask allows. The
+    branch of a `regard.where` that is not taken is not read, nor is the right of ``&`` where the left
+    is false. A negative number as an index raises IndexError. Calls are checked before any work,
+    without n × n memory. If a check is too large for that, or an index depends on a score or on
+    traced values, the error says so.
 
     For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
     and gradients go to the tensor. ``tensor[h, i - j]`` in a rule means
-    ``table(tensor)[h, i - j]``. If a framework has replaced the parameter that a rule was made
-    of, a call warns once, or raises where a derivative would be zero.
+    ``table(tensor)[h, i - j]``. If a framework has replaced the parameter or buffer that a rule was
+    made of, a call raises.
 
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):
@@ -191,7 +193,7 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = "clamp") -> T
     return made
 
 
-def as_table(what: str, value: Any, bounds: Bounds = "clamp") -> Table:
+def as_table(what: str, value: Any, bounds: Bounds = None) -> Table:
     framework = adapter(value)
     found: Table = Table.of(what, value, bounds) if framework is None else framework.table(what, value, bounds)
     return found

@@ -7,18 +7,16 @@ refers to the place (`regard.table(module, name)`) reads the new one; a rule mad
 
 import gc
 import sys
-import warnings
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import torch
 
 from regard.torch.modes import constant, transformed
-from regard.warning import RegardWarning, level_of_caller
 
 INSTEAD = "Make the rule with regard.table(module, name), which reads the parameter that the module has at each call"
-_warned: set[str] = set()
+HOLDERS = ("_parameters", "_buffers")  # dictionaries of a module
 
 
 class Place(NamedTuple):
@@ -41,17 +39,17 @@ class Place(NamedTuple):
         return getattr(self.owner, self.name)
 
     def holds(self, x: torch.Tensor) -> bool:
-        """Return True if the parameter here is `x`, or was until its module was deleted."""
+        """Return True if the parameter or buffer here is `x`, or was until its module was deleted."""
         module = self.module()
-        return module is None or module._parameters.get(self.name) is x
+        return module is None or any(getattr(module, holder).get(self.name) is x for holder in HOLDERS)
 
-    def copied(self, copies: dict[int, Any]) -> "Place":
-        """Return the place in the copy of the module, in the module itself if it is not copied.
+    def copied(self, copies: dict[int, Any]) -> "Place | None":
+        """Return the place in the copy of the module, None if it is not copied.
 
         copies: those of `copy.deepcopy`, by the ids of their originals.
         """
-        module = self.module()
-        return self if module is None else Place(ref(copies.get(id(module), module)), self.name)
+        copy = copies.get(id(self.module()))
+        return None if copy is None else Place(ref(copy), self.name)
 
     @property
     def text(self) -> str:
@@ -60,19 +58,28 @@ class Place(NamedTuple):
 
 
 def place_of(x: torch.Tensor) -> Place | None:
-    """Return the place of a parameter in a module that a calling function has as a local variable.
+    """Return the place of a parameter or buffer in a module that a calling function has as a local variable.
 
-    None for other tensors, and where no such module holds it.
+    For a parameter modules inside of that module count. None where no module holds it, as for most other tensors, which
+    should not pay for a walk over a whole model.
     """
-    if type(x) is not torch.nn.Parameter:
-        return None
+    deep = type(x) is torch.nn.Parameter
+    seen: set[int] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        for value in frame.f_locals.values():
-            if issubclass(type(value), torch.nn.Module):
-                for name, parameter in value.__dict__.get("_parameters", {}).items():
-                    if parameter is x:
-                        return Place(ref(value), name)
+        modules = [value for value in frame.f_locals.values() if issubclass(type(value), torch.nn.Module)]
+        while modules:
+            module = modules.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            inside = module.__dict__
+            for holder in HOLDERS:
+                for name, value in inside.get(holder, {}).items():
+                    if value is x:
+                        return Place(ref(module), name)
+            if deep:
+                modules += [child for child in inside.get("_modules", {}).values() if child is not None]
         frame = frame.f_back
     return None
 
@@ -90,7 +97,8 @@ def held_anywhere(x: torch.Tensor) -> bool:
 def held(x: torch.Tensor, place: Place | None) -> bool:
     """Return True if the tensor of a rule still is what its module has.
 
-    place: of a parameter. A parameter without a known place counts as replaced in a transform if no module holds it.
+    place: of a parameter or buffer. A parameter without a known place counts as replaced in a transform if no module
+    holds it.
     """
     if place is not None:
         return place.holds(x)
@@ -98,16 +106,9 @@ def held(x: torch.Tensor, place: Place | None) -> bool:
 
 
 @constant
-def replaced(place: str, needed: bool, empty: bool) -> None:
-    """Warn once that a rule keeps a parameter that its module has no more.
-
-    needed: a transform asks for its derivative, which would be zero. empty: it has no values. Both raise.
-    """
-    what = f"a rule was made of the parameter {place}, which was replaced since"
-    if needed:
-        raise NotImplementedError(f"{what}: in this transform its derivative would be zero. {INSTEAD}")
-    if empty:
-        raise ValueError(f"{what}, and had no values. {INSTEAD}")
-    if place not in _warned:
-        _warned.add(place)
-        warnings.warn(f"{what}, and keeps to it. {INSTEAD}", RegardWarning, stacklevel=level_of_caller())
+def stale(place: str) -> NoReturn:
+    """Raise NotImplementedError for a rule whose parameter was replaced."""
+    raise NotImplementedError(
+        f"a rule was made of {place}, which was replaced since: the rule would read its old values, and its "
+        f"derivative would be zero. {INSTEAD}"
+    )

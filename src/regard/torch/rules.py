@@ -21,8 +21,8 @@ from regard.rules import Mask, Rule, Table, type_name
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import checked, concrete, values
-from regard.torch.modes import fake, sizes, transformed
-from regard.torch.parameters import Place, held, place_of, replaced
+from regard.torch.modes import fake, sizes
+from regard.torch.parameters import Place, held, place_of, stale
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,8 +33,9 @@ class TensorTable(Table):
     tensor: None in a rule that was read from text; an input of the graph takes its place.
     """
 
-    __slots__ = ("_dtype", "_place", "_shape", "_tensor", "last")
+    __slots__ = ("_dtype", "_place", "_shape", "_tensor", "_used", "last")
     from_tensor = True
+    _used: bool  # whether a call has read it
     last: Table | None
     _tensor: torch.Tensor | None
     _place: Place | None
@@ -43,7 +44,7 @@ class TensorTable(Table):
 
     def __init__(
         self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None,
-        bounds: Any = "clamp", place: Place | None = None,
+        bounds: Any = None, place: Place | None = None,
     ) -> None:  # fmt: skip
         if tensor is not None:
             shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
@@ -56,6 +57,7 @@ class TensorTable(Table):
             ("_place", place),
             ("_shape", shape),
             ("_dtype", dtype),
+            ("_used", False),
             ("last", None),
             ("bounds", bounds),
         ):
@@ -64,11 +66,20 @@ class TensorTable(Table):
     @property
     def tensor(self) -> Any:
         """The tensor that the next call reads; None in a rule that was read from text."""
+        self.refuse_stale()
+        return self._tensor
+
+    def refuse_stale(self) -> None:
+        """Raise NotImplementedError if the tensor is a parameter that its module has replaced."""
         x = self._tensor
-        if x is not None and not held(x, self._place):
-            place = "of a module" if self._place is None else self._place.text
-            replaced(place, x.requires_grad and transformed(), x.is_meta)
-        return x
+        if x is None:
+            return
+        if not (self._used or torch.compiler.is_dynamo_compiling()):
+            object.__setattr__(self, "_used", True)
+            if self._place is None:  # a module may have it since the rule was made
+                object.__setattr__(self, "_place", place_of(x))
+        if not held(x, self._place):
+            stale("the parameter of a module" if self._place is None else self._place.text)
 
     @property
     def trains_outside(self) -> bool:
@@ -81,7 +92,7 @@ class TensorTable(Table):
 
     @property
     def known(self) -> Array | None:
-        x = self.tensor
+        x = self._tensor
         if x is None or not concrete(x):
             return None
         found = values(x, there=True)
@@ -165,7 +176,7 @@ class ModuleTable(TensorTable):
         return ModuleTable, (self._place.owner, self._place.name, self.bounds, self._shape, self._dtype)
 
     def __deepcopy__(self, copied: dict[int, Any]) -> "ModuleTable":
-        place = self._place.copied(copied)
+        place = self._place.copied(copied) or self._place
         return ModuleTable(place.owner, place.name, self.bounds, self._shape, self._dtype)
 
     def __repr__(self) -> str:
@@ -197,7 +208,7 @@ class TensorMask:
         return TensorMask(None, self.shape)
 
 
-def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
+def table(what: str, x: torch.Tensor, bounds: Any = None) -> Table:
     """Make a table of a tensor.
 
     Integers that can be read keep their current values. Floats, which train, are read in each call.

@@ -27,9 +27,14 @@ from regard.engines.device.rules import tensor_on
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+def ranked(S: Tensor) -> Tensor:
+    """Return scores as they are ranked: NaN counts as ∞."""
+    return torch.where(S.isnan(), torch.inf, S)
+
+
 def top(P: Tensor, S: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest weights (b, h, i, k) and their keys; ties go to the lowest, absent ones are 0 at −1."""
-    best, order = torch.sort(S, dim=-1, descending=True, stable=True)
+    best, order = torch.sort(ranked(S), dim=-1, descending=True, stable=True)
     order, hidden = order[..., :k], best[..., :k] == -torch.inf
     absent = (0, k - order.shape[-1])
     values = torch.nn.functional.pad(torch.where(hidden, 0, P.gather(-1, order)), absent)
@@ -40,7 +45,7 @@ def largest(P: Tensor, S: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Return the largest weight (b, h, i), and its key or −1."""
     if not S.shape[-1]:
         return P.sum(-1), torch.full(P.shape[:-1], -1, device=P.device)
-    best, index = S.max(-1)
+    best, index = ranked(S).max(-1)
     return P.amax(-1), torch.where(best == -torch.inf, -1, index + first)
 
 

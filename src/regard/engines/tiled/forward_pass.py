@@ -140,7 +140,10 @@ OF_BLOCK: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {
     Visible: lambda s, softmax, top, visible: (visible,),
     Largest: lambda s, softmax, top, visible: (softmax.weight(softmax.m),),
     Argmax: lambda s, softmax, top, visible: (top.indices[..., 0],),
-    TopWeights: lambda s, softmax, top, visible: (softmax.weight(top.values)[..., : s.of], top.indices[..., : s.of]),
+    TopWeights: lambda s, softmax, top, visible: (
+        np.where(top.indices < 0, 0, softmax.weight(top.values))[..., : s.of],
+        top.indices[..., : s.of],
+    ),
 }
 """The statistics of a query block, of its own rows: (kv heads, group, BLOCK_Q, ...) each."""
 
@@ -240,7 +243,7 @@ class OnlineSoftmax:
 
 
 class TopKeys:
-    """The k largest scores so far and their columns, in falling order.
+    """The k largest scores so far and their columns, in falling order; NaN counts as ∞.
 
     Each is (kv heads, group, BLOCK_Q, k).
     """
@@ -252,7 +255,7 @@ class TopKeys:
 
     def add(self, chunk: Chunk, S: Array) -> None:
         for t in range(chunk.T):
-            rest = S[:, :, t].copy()
+            rest = np.where(np.isnan(S[:, :, t]), np.inf, S[:, :, t])
             values, indices = [self.values], [self.indices]
             for _ in range(self.k):
                 index = rest.argmax(axis=-1, keepdims=True)

@@ -9,7 +9,7 @@ import builtins
 import dis
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from types import CodeType, FunctionType
@@ -144,9 +144,20 @@ def first_of(values: Any) -> Recorded | None:
     return None
 
 
-def looked_up(x: Any, at: Any) -> Any:
+def looked_up(x: Any, at: Any, bounds: Any = None) -> Any:
     """Look up a table or a tensor."""
-    return (x if isinstance(x, Table) else as_table("a tensor in a rule", x))[at]
+    return (x if isinstance(x, Table) else as_table("a tensor in a rule", x, bounds))[at]
+
+
+@dataclass(frozen=True)
+class Clamped:
+    """A tensor as `regard.table(tensor, bounds="clamp")` inside of a graph."""
+
+    tensor: torch.Tensor
+
+    def __getitem__(self, at: Any) -> Any:
+        step = recorded(looked_up, (self.tensor, at, "clamp"), {})
+        return self.tensor[at] if step is None else step
 
 
 class Lookups(TorchFunctionMode):

@@ -60,7 +60,9 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
     place = {id(x): n for n, x in enumerate(slots)}
 
     def read(x: Any) -> Any:
-        return {"slot": place[id(x)]} if id(x) in place else written(x.array if isinstance(x, Table) else x, lasting)
+        if id(x) in place:
+            return {"slot": place[id(x)]}
+        return written(x.array, lasting) | {"bounds": x.bounds} if isinstance(x, Table) else written(x, lasting)
 
     return json.dumps({
         "kind": type(rule).__name__,
@@ -71,7 +73,8 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
         "tables": [read(x) for x in tables],
         "dense": [read(x) for x in dense],
         "slots": [
-            ["flags", x.ndim] if isinstance(x, TensorMask) else ["table", x.shape, str(x.torch_dtype)] for x in slots
+            ["flags", x.ndim] if isinstance(x, TensorMask) else ["table", x.shape, str(x.torch_dtype), x.bounds]
+            for x in slots
         ],
     })  # fmt: skip
 
@@ -85,7 +88,7 @@ def rule_in_graph(rule: Rule) -> tuple[str, tuple[Any, ...]]:
 def _without_arrays(rule: Rule) -> tuple[str, tuple[Any, ...]]:
     reads = {id(x.payload): x.payload for x in order([rule.node]) if x.op in ("gather", "dense")}
     arrays = [x for x in reads.values() if not getattr(x, "from_tensor", False)]
-    raises = any(getattr(x, "bounds", "clamp") == "raise" for x in reads.values())
+    raises = any(getattr(x, "bounds", None) == "raise" for x in reads.values())
     # On a device, arrays are constants of the graph: as inputs they would have to be there.
     if raises or not TYPES.keys() >= {x.dtype for x in arrays} or (arrays and torch.cuda.is_available()):
         return "", ()
@@ -101,7 +104,7 @@ def _slot(x: Any) -> Any:
         return x.empty
     if isinstance(x, np.ndarray):
         return TensorMask(None, (1,) * x.ndim)
-    return TensorTable("table", None, x.shape, TYPES[x.dtype])
+    return TensorTable("table", None, x.shape, TYPES[x.dtype], x.bounds)
 
 
 def written(x: Any, lasting: bool) -> dict[str, Any]:
@@ -136,12 +139,12 @@ def named(text: str) -> NamedRule:
     slots: list[Any] = [
         TensorMask(None, (1,) * form[0])
         if kind == "flags"
-        else TensorTable("table", None, tuple(form[0]), getattr(torch, form[1].removeprefix("torch.")))
+        else TensorTable("table", None, tuple(form[0]), getattr(torch, form[1].removeprefix("torch.")), form[2])
         for kind, *form in given["slots"]
     ]
     tables, dense = (
-        [slots[x["slot"]] if "slot" in x else kind(array_of(x)) for x in given[name]]
-        for name, kind in (("tables", Table), ("dense", np.asarray))
+        [slots[x["slot"]] if "slot" in x else array(x) for x in given[name]]
+        for name, array in (("tables", lambda x: Table(array_of(x), bounds=x["bounds"])), ("dense", array_of))
     )
     node = rule_from_text(given["expression"], tables, dense)
     more = {} if given["binds"] is None else {"binds": given["binds"]}

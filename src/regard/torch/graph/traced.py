@@ -20,7 +20,16 @@ from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import keeps_low, seen_of
 from regard.torch.graph.operators import forward, seed_in_graph
-from regard.torch.graph.recorded import looked_up, numbers_alone, record, recordable, recorded, rule_of, run_outside
+from regard.torch.graph.recorded import (
+    Clamped,
+    looked_up,
+    numbers_alone,
+    record,
+    recordable,
+    recorded,
+    rule_of,
+    run_outside,
+)
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.modes import constant, guard_scalar, transformed
 from regard.torch.rules import TensorMask, TensorTable
@@ -76,6 +85,9 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
                         "where the program calls attention"
                     )
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            for table in x.foreign:
+                if isinstance(table, TensorTable):
+                    table.refuse_stale()  # Dynamo passes over a NotImplementedError of the property
             text, reads = x.in_graph
             if text:
                 return GraphRule(text, reads)
@@ -109,11 +121,13 @@ def trained(x: torch.Tensor) -> bool:
 def construct(name: str, args: Any, kwargs: Any) -> Any:
     """Return the `GraphRule` of a constructor of rules called in a graph."""
     if name == "table":
-        if kwargs.get("bounds", "clamp") != "clamp":
+        bounds = kwargs.get("bounds")
+        if bounds not in (None, "clamp"):
             raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
         given = dict(zip(("array", "name"), args, strict=False)) | kwargs
         attribute = given.get("name")
-        return given["array"] if attribute is None else getattr(given["array"], attribute)
+        x = given["array"] if attribute is None else getattr(given["array"], attribute)
+        return x if bounds is None else Clamped(x)
     if name in ("where", "__getitem__"):
         step = recorded(regard.rules.where if name == "where" else looked_up, args, kwargs)
         plain: Any = regard.rules.where if name == "where" else Table.__getitem__
@@ -133,6 +147,8 @@ def shaped(name: str, x: Any) -> Any:
 
     Leading axes become one; tables of `regard.blocks` become booleans.
     """
+    if isinstance(x, Clamped):
+        x = x.tensor
     if not isinstance(x, torch.Tensor) or x.is_floating_point():
         return x
     if name in ("padding", "prefix"):

@@ -129,6 +129,8 @@ def outline(rows: MapRows, words: Flags | None = None) -> Outline:
     far, heavy = _far(rows, words) if words is not None else ((), ())
     if not rows.visible.any():
         return Outline((Claim("hidden", 0.0),))
+    if (unknown := np.isnan(rows.weights).any(1)).any():
+        return Outline((Claim("nan", float(unknown.mean())),))
     if (evenness := _evenness(rows)) >= EVEN:
         return Outline((Claim("even", evenness),), far, heavy)
     accepted, claimed = _seen_first(rows)

@@ -160,20 +160,21 @@ def estimates(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[Estimate
             weights = of.head(head, b).weights_of(some)
         (one,) = sampled_statistics(weights[None], positions, tokens, layer=layer, prefix=scene.prefix)
         sink = of.problem.sink is not None
-        seen = MapRows(
-            weights, _visible(of, weights, positions), some, None if of.cross else positions, ids, scene.prefix, sink
-        )
+        visible = _visible(of, head, b, some, positions)
+        seen = MapRows(weights, visible, some, None if of.cross else positions, ids, scene.prefix, sink)
         scores = replace(one, head=head, kv_head=of.kv_numbers[head], **nothing)
         found.append(Estimate(scores, outline(seen, words)))
     return tuple(found)
 
 
-def _visible(of: SceneLayer, weights: NDArray[np.floating], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which keys the sampled queries see; by rules other than a causal mask those with a weight."""
+def _visible(
+    of: SceneLayer, head: int, b: int, some: NDArray[np.int64], positions: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which keys the sampled queries see: those whose score is not −∞, whatever their weight."""
     if not of.plain:
-        return np.asarray(weights > 0)
-    keys = np.arange(weights.shape[1])
-    return keys <= positions[:, None] if of.causal else np.ones(weights.shape, bool)
+        return of.head(head, b).visible_of(some)
+    keys = np.arange(of.problem.n_k)
+    return keys <= positions[:, None] if of.causal else np.ones((len(some), len(keys)), bool)
 
 
 def _tokens(scene: Scene, of: SceneLayer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:

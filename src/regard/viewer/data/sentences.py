@@ -137,6 +137,7 @@ CLAIMS = {
     "even": "There is no column and no line: the weights are almost even (normalized entropy {share}, of at most 1).",
     "heaviest": "{its} go to {from}.",
     "hidden": "No query sees a key.",
+    "nan": "The weights of {share} of the queries are NaN: a query, a key or a rule is.",
 }
 """Sentences about a shape in a head's map, by `outlines.Claim`.
 

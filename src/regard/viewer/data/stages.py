@@ -82,7 +82,7 @@ def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[We
     seen = int(f.visible.sum())
     extra = r"+e^{\mathrm{sink}}" if p.sink is not None else ""
     words = f"over the {seen} keys that row {i} sees" + (", and the sink" if p.sink is not None else "")
-    text = words if np.isfinite(lse) else f"row {i} sees no key: minus infinity"
+    text = f"row {i} sees no key: minus infinity" if lse == -np.inf else words
     yield WeightStage(
         "log-sum-exp", rf"\mathrm{{lse}}_{{{i}}}=\log\left(\sum_j e^{{s_{{{i},j}}}}{extra}\right)", text, lse
     )

@@ -229,6 +229,8 @@ class LookData:
         same = not self.cross and self.n == self.n_k
         first = f"{self.name(*at)}: {sentences.says(self.claims.get(at, ()), shade)}".removesuffix(": ")
         said = [first, finding.row_sentence(row, choice.token, self.n, *labels, self.prefix, same).text]
+        if np.isnan(row).all() and any(claim["name"] == "nan" for claim in self.claims.get(at, ())):
+            said.pop()  # NaN stands for a hidden key in a row, and here it may be a weight
         if self.following and choice.token == self.n - 1:
             said.append(sentences.expects(self.following))
         return tuple(said)

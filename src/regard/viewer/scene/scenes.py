@@ -386,6 +386,10 @@ class Head:
             total = P.sum(axis=1, keepdims=True) + (0 if p.sink is None else np.exp(p.sink[0].astype(S.dtype) - top))
             return np.asarray(P / np.where(total == 0, 1, total))
 
+    def visible_of(self, rows: Array) -> NDArray[np.bool_]:
+        """Return the flags (rows, n_k) of the keys that some queries see."""
+        return np.asarray(rowsums.scores(self.problem, rows)[1] != -np.inf)
+
     @cached_property
     def counts_keys(self) -> bool:
         """True if its rules read the number of keys."""

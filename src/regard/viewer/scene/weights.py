@@ -1,8 +1,10 @@
 """The source of scenes that have weights alone: results of other tools, and of models that return them.
 
 Attention with scores b = log P, zero queries and no mask has the weights P. So a layer of weights is a `Problem` whose
-bias is their logarithm, and all that reads weights of a head reads these. Where rows sum to less than 1, as with a
-learned sink, b = log(P / r) beside a sink of score 0 leaves the rest r = 1 − Σ P to the sink.
+bias is their logarithm, and all that reads weights of a head reads these. A weight of 0 has the score `ZERO`, so
+its key is visible. Hidden are the keys of rows of nothing but 0, and those after a query if all weights there are 0.
+Where rows sum to less than 1, as with a learned sink, b = log(P / r) beside a sink of score 0 leaves the rest
+r = 1 − Σ P to the sink.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,9 @@ TOLERANCE = 0.01
 
 LEAST_REST = 1e-6
 """What a row leaves at least beside rows that leave more than `TOLERANCE`."""
+
+ZERO = -1e4
+"""The score of a weight of 0: its exponential is 0 in float32, and 0 · `ZERO` is 0, as in 0 · log 0 = 0."""
 
 LACKS = "This head came as weights alone: its scores, steps and matrices need its queries, keys and values"
 
@@ -96,8 +101,9 @@ def _layer(number: int, P: Array, other: bool, operands: Mapping[int, Operands])
     causal = not other and bool((np.triu(P, 1) == 0).all())
     rest = 1 - P.sum(axis=-1, keepdims=True)
     leaks = bool(((rest > TOLERANCE) & (rest < 1)).any())
-    with np.errstate(divide="ignore"):
-        bias = np.log(P) - (np.log(np.maximum(rest, LEAST_REST)) if leaks else 0)
+    bias = np.where(P.any(axis=-1, keepdims=True), ZERO, -np.inf) * np.ones(P.shape)
+    np.log(P, out=bias, where=P > 0)
+    bias -= np.log(np.maximum(rest, LEAST_REST)) if leaks else 0
     bias = bias[0] if len(bias) == 1 else bias
     *lead, heads, n_q, n_k = bias.shape
     nothing = np.zeros((*lead, heads, max(n_q, n_k), 1), np.float32)

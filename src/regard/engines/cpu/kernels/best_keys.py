@@ -15,7 +15,8 @@ from regard.engines.cpu.spec.scratch import SplitState
 class BestKeys:
     """Lists of the `spec.best` largest scores of every lane, and of their columns.
 
-    They fall, with −∞ and −1 for none; earlier keys win ties. Lists are `values` and `indices` of a state.
+    They fall, with −∞ and −1 for none; NaN counts as ∞, and earlier keys win ties. Lists are
+    `values` and `indices` of a state.
     """
 
     def __init__(self, lanes: Lanes):
@@ -43,11 +44,12 @@ class BestKeys:
             count = k.variable(k.constant(I64, 0))
             with k.loop(tile.stop, start=tile.first) as p:
                 candidates[count.value] = p
-                count.value = count.value + (load(P, p * self.B, c) > least).any().to(I64)
+                count.value = count.value + (~(load(P, p * self.B, c) <= least)).any().to(I64)  # NaN too
             with k.when(count.value != 0), self._insertion(state, c) as insert, k.loop(count.value) as n:
                 p = candidates[n]
                 column = (tile.start + p).to(self.indices(state).type).spread(self.W)
-                insert(load(P, p * self.B, c), column)
+                s = load(P, p * self.B, c)
+                insert(k.where(s <= math.inf, s, math.inf), column)
 
     def merge(self, state: SplitState, other: SplitState) -> None:
         """Merge the lists of a later split."""
