@@ -229,15 +229,38 @@ def test_a_query_that_masks_by_the_least_number_sees_every_key_alike() -> None:
     assert not out.any()
 
 
-def test_a_tensor_under_another_name_is_an_error() -> None:
-    x = torch.zeros(1, 1, 3, 4)
+class Choosing(torch.nn.Module):
+    """Attention that names two keywords in its call, and takes others."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        options["sliding_window"] = 3
+        return integration.attention(self, x, x, x, None, block_indices=chosen, position_ids=chosen, **options)[0]
+
+
+def test_a_tensor_that_a_module_names_is_an_error_if_it_is_not_known() -> None:
+    x, chosen = torch.zeros(1, 1, 3, 4), torch.zeros(1, dtype=torch.int32)
     with pytest.raises(
         NotImplementedError,
-        match="does not know the keyword 'block_indices', a tensor that Identity gives to its attention: use 'eager'",
+        match="does not know the keyword 'block_indices', a tensor that Choosing gives to its attention: use 'eager'",
     ):
-        integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=torch.zeros(1, dtype=torch.int32))
-    integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=None, sliding_window=3)
-    integration.attention(torch.nn.Identity(), x, x, x, None, input_ids=torch.zeros(1, 3, dtype=torch.int64))
+        Choosing()(x, chosen)
+    assert Choosing()(x, None, pixel_values=x).shape == (1, 3, 1, 4)
+    compiled = torch.compile(Choosing(), backend="aot_eager", fullgraph=True)
+    assert compiled(x, None, pixel_values=x).shape == (1, 3, 1, 4)
+
+
+def test_a_tensor_that_eager_attention_takes_is_an_error_if_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama as llama
+
+    def eager_attention_forward(module: Any, query: Any, *, prior: Any = None) -> None:
+        """A new model's."""
+
+    monkeypatch.setattr(llama, "eager_attention_forward", eager_attention_forward)
+    integration._is_given.cache_clear()
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(NotImplementedError, match="does not know the keyword 'prior', a tensor that LlamaAttention"):
+        integration.attention(MODELS["llama"].build().model.layers[0].self_attn, x, x, x, None, prior=x)
+    integration._is_given.cache_clear()
 
 
 @pytest.mark.parametrize("masked", [False, True, "floats"])
