@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -654,6 +655,91 @@ def test_elements_of_a_mask_are_made_with_one_warning(monkeypatch: pytest.Monkey
     for mask in (found, found.clone()):
         out, _ = integration.attention(torch.nn.Module(), x, x, x, mask)
         assert_close(out[:, 1:], F.scaled_dot_product_attention(x, x, x, changed).transpose(1, 2)[:, 1:])
+
+
+# Models that know eager's masks alone
+
+
+def eager_config() -> Any:
+    return transformers.GptOssPreTrainedModel.config_class()
+
+
+SKIPS = [
+    ("bidirectional_mask_function", {"allow_is_bidirectional_skip": True}),
+    ("bidirectional_mask_function", {}),
+    ("causal_mask_function", {"allow_is_causal_skip": True}),
+    ("window", {"allow_is_bidirectional_skip": True, "local_size": 3}),
+    ("window", {"allow_is_bidirectional_skip": True, "local_size": 9}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:gpt_oss reads the elements")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("padded", [None, False, True])
+@pytest.mark.parametrize(("function", "options"), SKIPS, ids=str)
+def test_masks_of_models_without_sdpa_are_those_of_eager(
+    function: str, options: dict[str, Any], padded: bool | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    from transformers import masking_utils
+
+    window = masking_utils.sliding_window_bidirectional_mask_function(3)
+    one_graph = bool(options)  # else transformers composed the mask, and ours reads it outside
+    options = options | {"mask_function": getattr(masking_utils, function, window), "config": eager_config()}
+    padding = None if padded is None else torch.tensor([[True] * 6, [True] * 4 + [not padded] * 2])
+
+    def both(make: Any, padding: Any, x: torch.Tensor) -> Any:
+        mask = make(2, 6, 6, attention_mask=padding, dtype=torch.float16, device="cpu", **options)
+        return None if mask is None else (mask.dtype, x + mask)
+
+    ours, theirs = (partial(both, make) for make in (integration.mask, masking_utils.eager_mask))
+    if compiled:
+        torch.compiler.reset()
+        ours, theirs = (torch.compile(x, backend="aot_eager", fullgraph=one_graph) for x in (ours, theirs))
+    x = torch.zeros(2, 3, 6, 6, dtype=torch.float16)
+    assert found_equal(ours(padding, x), theirs(padding, x))
+
+
+def found_equal(got: Any, expected: Any) -> bool:
+    if got is None or expected is None:
+        return got is expected
+    return got[0] is expected[0] is torch.float16 and torch.equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_mask_of_a_model_without_sdpa_hides_nothing(compiled: bool) -> None:
+    module, x = torch.nn.Module(), torch.randn(1, 2, 5, 8)
+    module.is_causal, module.config = True, eager_config()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return integration.attention(module, x, x, x, None)[0]
+
+    torch.compiler.reset()
+    out = torch.compile(run, backend="aot_eager", fullgraph=True)(x) if compiled else run(x)
+    assert_close(out, F.scaled_dot_product_attention(x, x, x).transpose(1, 2))
+    module.config = MODELS["llama"].build().config
+    assert_close(run(x), F.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(1, 2))
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("how", ["&", "|"])
+def test_rules_on_top_of_a_mask_of_floats(how: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    mask, x = integration.mask(1, 6, 6, config=eager_config(), dtype=torch.float32), torch.randn(1, 2, 6, 8)
+    rule, causal = regard.window(2, 1), torch.ones(6, 6, dtype=torch.bool).tril()
+    if read:
+        with pytest.warns(RegardWarning, match="gpt_oss reads the elements"):
+            mask[..., 0] += 0.5  # what the model adds stays
+    both = mask & rule if how == "&" else mask | rule
+    assert both.dtype is torch.float32
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, both)
+    distance = torch.arange(6)[:, None] - torch.arange(6)
+    band = (distance <= 2) & (distance >= -1)
+    bias = torch.zeros(6, 6).masked_fill(~(causal & band if how == "&" else causal | band), -torch.inf)
+    if read:
+        bias[:, 0] += 0.5 * (causal & ~(band & (how == "|")))[:, 0]
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, bias).transpose(1, 2))
 
 
 # Models that do not run on regard
