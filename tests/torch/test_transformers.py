@@ -14,7 +14,7 @@ import regard
 from benchmarks.models import cache_name
 from regard.torch.dropins import transformers as integration
 from regard.warning import RegardWarning, warn_once
-from small_models import MODELS, OTHERS
+from small_models import ADDING, MODELS, OTHERS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 DENSE = transformers.masking_utils.sdpa_mask
@@ -671,6 +671,25 @@ SKIPS = [
     ("window", {"allow_is_bidirectional_skip": True, "local_size": 3}),
     ("window", {"allow_is_bidirectional_skip": True, "local_size": 9}),
 ]
+
+
+@pytest.mark.filterwarnings("ignore::regard.RegardWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+@pytest.mark.parametrize(("name", "compiled"), [("deepseek_v4", False), ("git", False), ("git", True)])
+def test_models_that_add_their_mask_give_what_eager_gives(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    model, inputs = ADDING[name].build(), ADDING[name].inputs()
+    torch.compiler.reset()
+    got, gradients = logits_and_gradients(
+        torch.compile(model, backend="aot_eager") if compiled else model, "regard", inputs
+    )
+    expected, those_of_eager = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    for parameter, gradient in those_of_eager.items():
+        found = gradients[f"_orig_mod.{parameter}" if compiled else parameter]
+        assert_close(found, gradient, of=torch.cat([g.flatten() for g in those_of_eager.values()]))
 
 
 @pytest.mark.filterwarnings("ignore:gpt_oss reads the elements")
