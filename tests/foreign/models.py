@@ -40,6 +40,10 @@ def counted(*args: Any, **options: Any) -> Any:
     return integration.attention(*args, **options)
 
 
+class LateError(BaseException):
+    """A test class takes too long."""
+
+
 class NotHereError(Exception):
     """The tester or eager itself does not run."""
 
@@ -241,7 +245,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"takes more than {LONGEST} s")
+        raise LateError(f"takes more than {LONGEST} s")
 
     signal.signal(signal.SIGALRM, late)
     began, results = time.monotonic(), {}
@@ -252,7 +256,7 @@ def main() -> None:
         signal.alarm(LONGEST)
         try:
             result, why = ("not here", repr(case)) if isinstance(case, Exception) else judge(case)
-        except TimeoutError as reason:
+        except LateError as reason:
             result, why = "not here", str(reason)
         finally:
             signal.alarm(0)
