@@ -152,3 +152,22 @@ OTHERS = {
     "parakeet": Model("ParakeetEncoder", "ParakeetEncoderConfig", SPEECH, kind="frames"),
 }  # fmt: skip
 """Those that read the elements of their masks, or give attention more than masks and biases."""
+ADDING = {
+    "git": Model(
+        "GitForCausalLM",
+        "GitConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": None,
+         "pad_token_id": 0, "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                                              "num_attention_heads": 2, "image_size": 8, "patch_size": 4}},
+    ),
+    "deepseek_v4": Model(
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4Config",
+        {key: x for key, x in SPARSE.items() if key != "kv_lora_rank"}
+        | {"num_key_value_heads": 1, "head_dim": 16, "o_groups": 2, "o_lora_rank": 8, "sliding_window": WINDOW,
+           "layer_types": ["compressed_sparse_attention"] * 2,
+           "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32}},
+    ),
+}  # fmt: skip
+"""Those that compute scores + mask beside the attention interface."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import regard
 from benchmarks.models import cache_name
 from regard.torch.dropins import transformers as integration
 from regard.warning import RegardWarning, warn_once
-from small_models import MODELS, OTHERS
+from small_models import ADDING, MODELS, OTHERS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 DENSE = transformers.masking_utils.sdpa_mask
@@ -229,15 +230,38 @@ def test_a_query_that_masks_by_the_least_number_sees_every_key_alike() -> None:
     assert not out.any()
 
 
-def test_a_tensor_under_another_name_is_an_error() -> None:
-    x = torch.zeros(1, 1, 3, 4)
+class Choosing(torch.nn.Module):
+    """Attention that names two keywords in its call, and takes others."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        options["sliding_window"] = 3
+        return integration.attention(self, x, x, x, None, block_indices=chosen, position_ids=chosen, **options)[0]
+
+
+def test_a_tensor_that_a_module_names_is_an_error_if_it_is_not_known() -> None:
+    x, chosen = torch.zeros(1, 1, 3, 4), torch.zeros(1, dtype=torch.int32)
     with pytest.raises(
         NotImplementedError,
-        match="does not know the keyword 'block_indices', a tensor that Identity gives to its attention: use 'eager'",
+        match="does not know the keyword 'block_indices', a tensor that Choosing gives to its attention: use 'eager'",
     ):
-        integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=torch.zeros(1, dtype=torch.int32))
-    integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=None, sliding_window=3)
-    integration.attention(torch.nn.Identity(), x, x, x, None, input_ids=torch.zeros(1, 3, dtype=torch.int64))
+        Choosing()(x, chosen)
+    assert Choosing()(x, None, pixel_values=x).shape == (1, 3, 1, 4)
+    compiled = torch.compile(Choosing(), backend="aot_eager", fullgraph=True)
+    assert compiled(x, None, pixel_values=x).shape == (1, 3, 1, 4)
+
+
+def test_a_tensor_that_eager_attention_takes_is_an_error_if_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama as llama
+
+    def eager_attention_forward(module: Any, query: Any, *, prior: Any = None) -> None:
+        """A new model's."""
+
+    monkeypatch.setattr(llama, "eager_attention_forward", eager_attention_forward)
+    integration._is_given.cache_clear()
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(NotImplementedError, match="does not know the keyword 'prior', a tensor that LlamaAttention"):
+        integration.attention(MODELS["llama"].build().model.layers[0].self_attn, x, x, x, None, prior=x)
+    integration._is_given.cache_clear()
 
 
 @pytest.mark.parametrize("masked", [False, True, "floats"])
@@ -631,6 +655,110 @@ def test_elements_of_a_mask_are_made_with_one_warning(monkeypatch: pytest.Monkey
     for mask in (found, found.clone()):
         out, _ = integration.attention(torch.nn.Module(), x, x, x, mask)
         assert_close(out[:, 1:], F.scaled_dot_product_attention(x, x, x, changed).transpose(1, 2)[:, 1:])
+
+
+# Models that know eager's masks alone
+
+
+def eager_config() -> Any:
+    return transformers.GptOssPreTrainedModel.config_class()
+
+
+SKIPS = [
+    ("bidirectional_mask_function", {"allow_is_bidirectional_skip": True}),
+    ("bidirectional_mask_function", {}),
+    ("causal_mask_function", {"allow_is_causal_skip": True}),
+    ("window", {"allow_is_bidirectional_skip": True, "local_size": 3}),
+    ("window", {"allow_is_bidirectional_skip": True, "local_size": 9}),
+]
+
+
+@pytest.mark.filterwarnings("ignore::regard.RegardWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+@pytest.mark.parametrize(("name", "compiled"), [("deepseek_v4", False), ("git", False), ("git", True)])
+def test_models_that_add_their_mask_give_what_eager_gives(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    model, inputs = ADDING[name].build(), ADDING[name].inputs()
+    torch.compiler.reset()
+    got, gradients = logits_and_gradients(
+        torch.compile(model, backend="aot_eager") if compiled else model, "regard", inputs
+    )
+    expected, those_of_eager = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    for parameter, gradient in those_of_eager.items():
+        found = gradients[f"_orig_mod.{parameter}" if compiled else parameter]
+        assert_close(found, gradient, of=torch.cat([g.flatten() for g in those_of_eager.values()]))
+
+
+@pytest.mark.filterwarnings("ignore:gpt_oss reads the elements")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("padded", [None, False, True])
+@pytest.mark.parametrize(("function", "options"), SKIPS, ids=str)
+def test_masks_of_models_without_sdpa_are_those_of_eager(
+    function: str, options: dict[str, Any], padded: bool | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    from transformers import masking_utils
+
+    window = masking_utils.sliding_window_bidirectional_mask_function(3)
+    one_graph = bool(options)  # else transformers composed the mask, and ours reads it outside
+    options = options | {"mask_function": getattr(masking_utils, function, window), "config": eager_config()}
+    padding = None if padded is None else torch.tensor([[True] * 6, [True] * 4 + [not padded] * 2])
+
+    def both(make: Any, padding: Any, x: torch.Tensor) -> Any:
+        mask = make(2, 6, 6, attention_mask=padding, dtype=torch.float16, device="cpu", **options)
+        return None if mask is None else (mask.dtype, x + mask)
+
+    ours, theirs = (partial(both, make) for make in (integration.mask, masking_utils.eager_mask))
+    if compiled:
+        torch.compiler.reset()
+        ours, theirs = (torch.compile(x, backend="aot_eager", fullgraph=one_graph) for x in (ours, theirs))
+    x = torch.zeros(2, 3, 6, 6, dtype=torch.float16)
+    assert found_equal(ours(padding, x), theirs(padding, x))
+
+
+def found_equal(got: Any, expected: Any) -> bool:
+    if got is None or expected is None:
+        return got is expected
+    return got[0] is expected[0] is torch.float16 and torch.equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_mask_of_a_model_without_sdpa_hides_nothing(compiled: bool) -> None:
+    module, x = torch.nn.Module(), torch.randn(1, 2, 5, 8)
+    module.is_causal, module.config = True, eager_config()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return integration.attention(module, x, x, x, None)[0]
+
+    torch.compiler.reset()
+    out = torch.compile(run, backend="aot_eager", fullgraph=True)(x) if compiled else run(x)
+    assert_close(out, F.scaled_dot_product_attention(x, x, x).transpose(1, 2))
+    module.config = MODELS["llama"].build().config
+    assert_close(run(x), F.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(1, 2))
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("how", ["&", "|"])
+def test_rules_on_top_of_a_mask_of_floats(how: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    mask, x = integration.mask(1, 6, 6, config=eager_config(), dtype=torch.float32), torch.randn(1, 2, 6, 8)
+    rule, causal = regard.window(2, 1), torch.ones(6, 6, dtype=torch.bool).tril()
+    if read:
+        with pytest.warns(RegardWarning, match="gpt_oss reads the elements"):
+            mask[..., 0] += 0.5  # what the model adds stays
+    both = mask & rule if how == "&" else mask | rule
+    assert both.dtype is torch.float32
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, both)
+    distance = torch.arange(6)[:, None] - torch.arange(6)
+    band = (distance <= 2) & (distance >= -1)
+    bias = torch.zeros(6, 6).masked_fill(~(causal & band if how == "&" else causal | band), -torch.inf)
+    if read:
+        bias[:, 0] += 0.5 * (causal & ~(band & (how == "|")))[:, 0]
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, bias).transpose(1, 2))
 
 
 # Models that do not run on regard

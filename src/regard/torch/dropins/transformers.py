@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Callable
 from functools import cache, lru_cache, partial, wraps
-from inspect import signature
+from inspect import signature, unwrap
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,8 @@ NAME = "regard"
 TESTED = (5, 20), (5, 24)
 READ = (
     "AttentionInterface.register", "AttentionMaskInterface.register", "masking_utils.bidirectional_mask_function",
-    "masking_utils.causal_mask_function", "masking_utils.prepare_padding_mask", "masking_utils.sdpa_mask",
+    "masking_utils.causal_mask_function", "masking_utils.eager_mask", "masking_utils.prepare_padding_mask",
+    "masking_utils.sdpa_mask",
     "PreTrainedModel._can_set_attn_implementation", "PreTrainedModel.get_correct_attn_implementation",
 )  # fmt: skip
 """Names of transformers without which no model is served."""
@@ -183,7 +184,8 @@ class Combining:
 class RuleMask(Combining, torch.Tensor):
     """A rule as a mask of shape (batch, 1, n_q, n_k): a tensor without storage.
 
-    rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. Its shape, dtype and device
+    rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. dtype: of its elements,
+    which are booleans, or 0 and the least number where eager attention would add them. Its shape, dtype and device
     can be read, and it can be moved and copied, as models do with masks; ``&`` and ``|`` with a rule change its rule.
     An operation on its elements computes them by `make`, with a warning that names `model`. From then on those elements
     are the mask, since the model may have changed them.
@@ -208,8 +210,9 @@ class RuleMask(Combining, torch.Tensor):
         device: Any,
         make: Callable[[], torch.Tensor],
         model: str,
+        dtype: torch.dtype,
     ) -> "RuleMask":
-        self: RuleMask = modes.tensor_without_storage(cls, shape, dtype=torch.bool, device=device)
+        self: RuleMask = modes.tensor_without_storage(cls, shape, dtype=dtype, device=device)
         self.rule, self.offset, self.origin, self.make, self.model, self.made = rule, offset, origin, make, model, None
         return self
 
@@ -227,9 +230,9 @@ class RuleMask(Combining, torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if function.overloadpacket in _COPIES and args[0].made is None and options.get("dtype") in (None, torch.bool):
-            x = args[0]
-            return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device), x.make, x.model)
+        x = args[0] if function.overloadpacket in _COPIES else None
+        if x is not None and x.made is None and options.get("dtype") in (None, x.dtype):
+            return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device), x.make, x.model, x.dtype)
         args, options = modes.map_tensors(cls, lambda x: x.elements, (args, options))
         return function(*args, **options)
 
@@ -246,7 +249,7 @@ class GraphMask(Combining):
     It is no tensor, but has the members that models use.
     """
 
-    ndim, dtype = 4, torch.bool
+    ndim = 4
     made: torch.Tensor | None
 
     def __init__(
@@ -257,17 +260,18 @@ class GraphMask(Combining):
         origin: tuple[int, int, int],
         make: Callable[[], torch.Tensor],
         model: str,
+        dtype: torch.dtype,
     ) -> None:
         self.shape, self.rule, self.offset, self.origin = shape, rule, offset, origin
-        self.make, self.model, self.made = make, model, None
+        self.make, self.model, self.dtype, self.made = make, model, dtype, None
 
     def contiguous(self) -> "GraphMask":
         return self
 
     def to(self, *args: Any, **options: Any) -> Any:
         """Return the mask itself if it is only moved, else its elements in `dtype`."""
-        kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), torch.bool)
-        return self if kind is torch.bool else self.elements.to(kind)
+        dtype = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), self.dtype)
+        return self if dtype is self.dtype else self.elements.to(dtype)
 
     @property
     def elements(self) -> torch.Tensor:
@@ -300,14 +304,17 @@ def combined(join: Callable[[Any, Any], Any], mask: Any, other: Any) -> Any:
     if not (isinstance(other, Mask | GraphRule) or callable(other)):
         return join(mask.elements, other)
     as_rule = partial(in_graph, "mask") if isinstance(mask, GraphMask) else as_mask
-    rule, known = as_rule(other), mask.rule if mask.made is None else as_rule(mask.made, frozen=True)
+    rule = as_rule(other)
+    if mask.made is not None and mask.dtype.is_floating_point:
+        return elements_of_both(join, mask, rule)
+    known = mask.rule if mask.made is None else as_rule(mask.made, frozen=True)
     if known is None and join is operator.or_:  # every pair, and more
         return mask
     both: Any = rule if known is None else join(known, rule)
     make = partial(elements_of_both, join, mask, rule)
     if isinstance(mask, GraphMask):
-        return GraphMask(mask.shape, both, mask.offset, mask.origin, make, mask.model)
-    return RuleMask(mask.shape, both, mask.offset, mask.origin, mask.device, make, mask.model)
+        return GraphMask(mask.shape, both, mask.offset, mask.origin, make, mask.model, mask.dtype)
+    return RuleMask(mask.shape, both, mask.offset, mask.origin, mask.device, make, mask.model, mask.dtype)
 
 
 def elements_of_both(join: Callable[[Any, Any], Any], mask: Any, rule: Any) -> torch.Tensor:
@@ -318,12 +325,38 @@ def elements_of_both(join: Callable[[Any, Any], Any], mask: Any, rule: Any) -> t
     batch, _, n_q, n_k = mask.shape
     q, k = (elements.new_zeros((batch, 1, n, 1), dtype=torch.float32) for n in (n_q, n_k))
     _, weights = heads_first(q, k, k, mask=rule, offset=mask.offset, origin=mask.origin, return_weights=True)
-    return join(elements, weights > 0)
+    if not mask.dtype.is_floating_point:
+        return join(elements, weights > 0)
+    hidden = elements if join is operator.or_ else torch.finfo(mask.dtype).min
+    return torch.where(weights > 0, 0.0 if join is operator.or_ else elements, hidden)
 
 
 @modes.constant
 def differs_by_head(rule: Mask | str) -> bool:
     return "h" in reads((named(rule).rule if isinstance(rule, str) else rule).node)
+
+
+@modes.constant
+def runs_as_eager(config: type) -> bool:
+    """Return whether the models of a class of configurations have eager attention alone, by their `_supports_sdpa`.
+
+    Such a model may compute scores + mask itself, and has no attention that is causal without a mask.
+    """
+    return _runs_as_eager(config)
+
+
+@cache
+def _runs_as_eager(config: type) -> bool:
+    from transformers import PreTrainedModel
+
+    classes = [PreTrainedModel]
+    for x in classes:
+        classes += x.__subclasses__()
+    for base in config.__mro__:
+        models = [x for x in classes if x.config_class is base]
+        if models:
+            return not any(x._supports_sdpa for x in models)
+    return False
 
 
 class MaskIndex(Traced):
@@ -343,16 +376,20 @@ def mask(
     mask_function: Callable[..., Any] | None = None,
     attention_mask: torch.Tensor | None = None,
     device: Any = "cpu",
+    dtype: torch.dtype = torch.float32,
+    config: Any = None,
     **options: Any,
-) -> RuleMask | GraphMask:
+) -> RuleMask | GraphMask | None:
     """Make a mask, as transformers' mask interface.
 
     mask_function: True if a query index may attend to a key index. attention_mask: padding (batch,
-    keys), True = a token.
+    keys), True = a token. dtype: of the model, and of the mask if the model knows eager's masks
+    alone: then the mask is None where eager's is.
     """
     from transformers.masking_utils import (
         bidirectional_mask_function,
         causal_mask_function,
+        eager_mask,
         prepare_padding_mask,
         sdpa_mask,
     )
@@ -360,18 +397,24 @@ def mask(
     function = causal_mask_function if mask_function is None else mask_function
     shape = (batch_size, 1, q_length, kv_length if spread() is None else q_length)
     kv_length = whole(kv_length)
+    as_eager, local = runs_as_eager(type(config)), options.get("local_size")
     make = partial(
-        sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-        kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False,
-        device=device,
+        eager_mask if as_eager else sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length,
+        q_offset=q_offset, kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
+        allow_is_causal_skip=False, device=device, dtype=dtype,
     )  # fmt: skip
-    model = getattr(options.get("config"), "model_type", None) or "the model"
+    dtype = dtype if as_eager else torch.bool
+    none_if_full = as_eager and options.get("allow_is_bidirectional_skip") and (local is None or kv_length < local)
+    model = getattr(config, "model_type", None) or "the model"
     if torch.compiler.is_compiling():
         simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
         if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
             return outside_mask(
-                batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device
-            )
+                batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device, dtype,
+                config, **options,
+            )  # fmt: skip
+        if none_if_full and attention_mask is None:
+            return None
         found = None if function is bidirectional_mask_function else GraphRule(name_of_mask(function), ())
         if attention_mask is not None:
             padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -380,16 +423,18 @@ def mask(
             found = flags if found is None else found & flags
         # A static cache updates its offset tensor in place, before attention reads it.
         offset = q_offset.clone() if isinstance(q_offset, torch.Tensor) else q_offset
-        return GraphMask(shape, found, offset, (0, 0, kv_offset), make, model)
+        return GraphMask(shape, found, offset, (0, 0, kv_offset), make, model, dtype)
     first, last = int(q_offset), int(kv_offset) + kv_length - 1
     # In a decode step the query comes after every key, so causal hides nothing.
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     keys = None if padding is None else real_keys(padding)
+    if none_if_full and keys is None:
+        return None
     if keys is not None:
         rule = keys if rule is None else rule & keys
-    return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model)
+    return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model, dtype)
 
 
 def rule_of(function: Callable[..., Any]) -> Mask:
@@ -441,18 +486,22 @@ def attention(
     indices: torch.Tensor | None = None,
     output_attentions: bool = False,
     cache: Any = None,
+    position_ids: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention, as transformers' attention interface.
 
     Returns out (batch, n_q, h, d_v), and the weights if requested, else None. s_aux: sinks (h,).
     sinks: one for each query, (batch, h, n_q, 1). indices: of the keys that the mask allows, those
-    that each query sees, (batch, n_q, k); -1 is none.
+    that each query sees, (batch, n_q, k); -1 is none. position_ids, cu_seq_lens_q, cu_seq_lens_k: of
+    flash attention, which has no masks; the mask says as much.
     """
     compiling = torch.compiler.is_compiling()
     output_attentions = output_attentions or weights_are_recorded(compiling)
     for name, x in options.items():
-        if name not in UNREAD and x is not None and isinstance(x, torch.Tensor):
+        if isinstance(x, torch.Tensor) and is_given(type(module), name):
             raise NotImplementedError(
                 f"attn_implementation='regard' does not know the keyword {name!r}, a tensor that "
                 f"{type(module).__name__} gives to its attention: use 'eager' for this model"
@@ -488,7 +537,7 @@ def attention(
                 call_options |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and whole(n_q) > 1:
+        if causal and whole(n_q) > 1 and not runs_as_eager(type(getattr(module, "config", None))):
             call_options |= {"causal": True, "offset": 0}
     elif attention_mask.is_floating_point():
         call_options["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
@@ -542,11 +591,21 @@ def chosen_keys(indices: torch.Tensor, n_k: int) -> torch.Tensor:
     return found.scatter(-1, at, True)[:, None, :, :n_k]
 
 
-UNREAD = {
-    "position_ids", "num_items_in_batch", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "cache_position", "input_ids",
-    "inputs_embeds", "labels", "shift_labels", "token_type_ids", "mm_token_type_ids", "encoder_hidden_states",
-    "encoder_attention_mask",
-}  # fmt: skip
-"""Tensors that models pass on, but that eager attention does not read."""
+@modes.constant
+def is_given(module: type, keyword: str) -> bool:
+    """Return whether a keyword is meant for attention, and does not merely pass through ``**kwargs``.
+
+    A class of modules means it if its `forward` names it, or the eager attention of its file takes it.
+    """
+    return _is_given(module, keyword)
+
+
+@cache
+def _is_given(module: Any, keyword: str) -> bool:
+    forward = unwrap(module.forward)
+    named = (x if isinstance(x, tuple) else (x,) for x in forward.__code__.co_consts)
+    eager = (x for name, x in forward.__globals__.items() if "eager_attention" in name)
+    return any(keyword in names for names in (*named, *(signature(x).parameters for x in eager)))
+
 
 outside_attention = modes.outside_of_graphs(OUTSIDE)(attention)
