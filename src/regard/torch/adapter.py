@@ -34,7 +34,7 @@ from regard.torch.modes import fake, in_backward, jit_state, outside_of_graphs, 
 from regard.torch.rules import bind, constant, flags, module_table, table
 from regard.warning import warn_once
 
-_watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
+_watching: ContextVar[tuple[Callable[..., Any], ...]] = ContextVar("watching", default=())
 
 __all__ = [
     "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "module_table",
@@ -158,10 +158,12 @@ def attention(
         return loaders["torch.dtensors"]().distributed(
             query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
         )
-    watch = _watching.get()
-    if watch is not None:
-        with watched(None):
-            return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
+    watches = _watching.get()
+    if watches:
+        with _redirected(watches[:-1]):
+            return watches[-1](
+                query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+            )
     if spreading.left and in_backward():
         warn_once(spreading.AGAIN)
     if not (return_weights or observe or engine is not None):
@@ -225,18 +227,24 @@ def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 def watching() -> bool:
     """Return whether this thread is inside of `watched`."""
-    return _watching.get() is not None
+    return bool(_watching.get())
 
 
 @contextmanager
-def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
+def watched(watch: Callable[..., Any]) -> Iterator[None]:
     """Redirect this thread's calls of `attention` to `watch` inside of a `with`.
 
-    `watch` has the arguments of `attention`. Calls that it makes itself are not redirected.
+    `watch` has the arguments of `attention`. Calls that it makes go to the one around it.
     """
-    if watch is not None:
-        spreading.refuse("a recorder of attention", "record one process")
-    token = _watching.set(watch)
+    spreading.refuse("a recorder of attention", "record one process")
+    around = _watching.get()
+    with _redirected(around if watch in around else (*around, watch)):  # a thread may begin with a copied context
+        yield
+
+
+@contextmanager
+def _redirected(watches: tuple[Callable[..., Any], ...]) -> Iterator[None]:
+    token = _watching.set(watches)
     try:
         yield
     finally:

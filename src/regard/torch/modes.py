@@ -219,7 +219,7 @@ def watched() -> bool:
     """Return True if an active mode or trace must see a call as one operation."""
     if _dispatch_modes() or jit_state() is not None:
         return True
-    return any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
+    return any_function_mode() and any(type(mode) not in quiet for mode in function_modes())
 
 
 def tracing() -> bool:
@@ -299,3 +299,8 @@ def in_legacy_vmap() -> bool:
 def dispatch_modes() -> list[Any]:
     """Return the active dispatch modes."""
     return [_dispatch_mode_at(n) for n in range(_dispatch_modes())]
+
+
+def function_modes() -> list[Any]:
+    """Return the active function modes of this thread."""
+    return [_function_mode_at(n) for n in range(_function_modes())]
