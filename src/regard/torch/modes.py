@@ -33,6 +33,10 @@ any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
 
+# True while torch.profiler records this thread. Without it a call without a derivative, which runs no operation of
+# PyTorch, has no name and no time in a profile.
+profiled = torch.autograd._profiler_enabled
+
 # The state of torch.jit.trace. Without it a trace holds the results of its example as constants.
 jit_state = torch._C._get_tracing_state
 
