@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from random_rules import nodes
 import regard
+from random_rules import nodes
 from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
 from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, erf, make, number, order
 from regard.rules.tracing import UFUNCS, trace
