@@ -44,7 +44,8 @@ class KeyMask(NamedTuple):
         b, h_, i, j = (np.arange(n) for n in (batch, h, n_q, n_k))
 
         def dense(x: Array) -> Array:
-            return np.broadcast_to(x, (*lead, h, 1, n_k)).reshape(batch, h, n_k)
+            heads = x.shape[-3] if x.ndim > 2 else 1
+            return np.broadcast_to(x, (*lead, heads, 1, n_k)).reshape(batch, heads, n_k)
 
         keys, ids = [], []
         for node in conjuncts(rule.node):
@@ -58,7 +59,8 @@ class KeyMask(NamedTuple):
                 )
             if "i" not in reads(node) and _one_row(node):
                 (seen,) = evaluate([node], At(b[:, None, None], h_[:, None], 0, j, keys=n_k, dense=dense))
-                keys.append(np.broadcast_to(seen, (batch, h, n_k)).reshape(*lead, h, n_k))
+                heads = seen.shape[-2] if seen.ndim > 1 else 1  # 1: key-value heads need no copy for each query head
+                keys.append(np.array(np.broadcast_to(seen, (batch, heads, n_k))).reshape(*lead, heads, n_k))
             elif sides := _sides(node):
                 at = At(b[:, None], 0, i + offset, j, keys=n_k)
                 sizes = (batch, n_q), (batch, n_k)
@@ -182,9 +184,9 @@ def by_documents(
         index = [row * n + np.clip(x, 0, n - 1) for x, n in ((of_q, n_q), (of_k, n_k))]
         places[index[0][real]] = total + np.flatnonzero(real)
         total += real.size
-        taken = [x[space.like(index[n > 0], x)].swapaxes(1, 2) for n, x in enumerate(rows)]
+        q, k, v, *more = (x[space.like(index[n > 0], x)].swapaxes(1, 2) for n, x in enumerate(rows))
         seen = space.like(there[:, None], rows[0])
-        out = attend(*taken[:3], seen if keep is None else seen & taken[3][..., 0])
+        out = attend(q, k, v, seen & more[0][..., 0] if more else seen)
         parts.append(out.swapaxes(1, 2).reshape(-1, h, out.shape[-1]))
     out = xp.concatenate(parts, 0)[space.like(places, rows[0])]
     return out.reshape(batch, n_q, h, -1).swapaxes(1, 2).reshape(*lead, h, n_q, out.shape[-1])

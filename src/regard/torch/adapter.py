@@ -304,7 +304,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
     """
     spreading.refuse("regard.weights", "give it whole tensors outside")
     if theirs := overriding((query, key)):
-        return handle_torch_function(weights, theirs, query, key, lse=lse, rows=rows, cols=cols, **options)  # type: ignore[no-any-return]
+        return handle_torch_function(weights, theirs, query, key, lse=lse, rows=rows, cols=cols, **options)
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
