@@ -64,6 +64,10 @@ with regard.torch.sdpa():
     assert modules & COMPILERS == set()
 
 
+def test_doctor_is_there_after_an_import() -> None:
+    assert foreign(PACKAGE.parent, "regard.doctor.report") == set()
+
+
 def test_a_plain_call_loads_one_engine() -> None:
     code = """
 import sys, numpy, regard

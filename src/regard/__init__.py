@@ -35,7 +35,7 @@ _HOMES = {
     "regard.warning": "RegardWarning",
 }
 _MODULES = ("examplemodel", "insight", "positions")
-_FRAMEWORKS = ("jax", "torch")  # not in __all__, so that `from regard import *` imports none
+_UNLISTED = ("doctor", "jax", "torch")  # not in __all__, so that `from regard import *` imports no framework
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOME, *_MODULES])
@@ -102,7 +102,7 @@ _loaders |= {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or name in _FRAMEWORKS:
+    if name in _MODULES or name in _UNLISTED:
         return import_module(f"regard.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")

@@ -119,3 +119,42 @@ print(regard.attention(x, x, x, engine="tiled").shape)
         "regard.set_num_threads(1)\n"
     )
     assert found == message * 2 + "(2, 300, 8)\n"
+
+
+NO_EXECUTABLE_MEMORY = """
+import ctypes, sys, warnings
+import numpy as np
+if len(sys.argv) > 1:
+    import torch
+import regard
+if ctypes.CDLL(None, use_errno=True).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, Linux 6.3
+    sys.exit(77)
+x = np.random.default_rng(0).standard_normal((2, 50, 8)).astype("f")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        given = torch.from_numpy(x) if len(sys.argv) > 1 else x
+        out = regard.attention(given, given, given)
+    regard.attention_vjp(x, x, x, x)
+assert np.array_equal(out, regard.attention(x, x, x, engine="tiled"))
+print(*(str(x.message) for x in said), sep="\\n")
+print(regard.available_engines()[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux takes the permission away")
+@pytest.mark.parametrize("arrays", [(), ("torch",)])
+def test_without_executable_memory_tiled_runs_all_calls(arrays: tuple[str, ...]) -> None:
+    """LLVM ends the process there, whether kernels are cached or not."""
+    regard.attention(np.ones((2, 50, 8), np.float32), *[np.ones((2, 50, 8), np.float32)] * 2)  # is cached now
+    done = subprocess.run(
+        [sys.executable, "-c", NO_EXECUTABLE_MEMORY, *arrays], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this kernel has no PR_SET_MDWE")
+    assert done.returncode == 0, done.stderr
+    warning, state = done.stdout.splitlines()
+    reason = "the system refuses memory for compiled code (cannot allocate executable memory."
+    assert warning.startswith(f"the engine 'cpu' cannot run here: {reason}")
+    assert "'tiled' runs all calls" in warning
+    assert state.startswith(f"cpu: not available: {reason}")

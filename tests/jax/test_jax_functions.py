@@ -1,12 +1,15 @@
 """`merge`, `multihead_attention`, `linear_attention`, `steps` and `plan` on JAX arrays, beside NumPy's."""
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import regard
+from linear_cases import MASKS as LINEAR_MASKS
+from linear_cases import N_K, N_Q
 from regard.ops.linear import RandomFeatures
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
@@ -169,6 +172,30 @@ def test_linear_attention(feature_map: Any, causal: bool) -> None:
     close(many[:, :, 0], call(*arrays))
     if feature_map != "relu":  # which has kinks
         check_grads(call, arrays, order=1, modes=["fwd", "rev"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["keys", "padding", "documents of each", "all of them"])
+def test_masks_of_linear_attention(mask: str, causal: bool) -> None:
+    """Arrays may be traced."""
+    q, k, v = normal(2, 4, N_Q, 3), normal(2, 2, N_K, 3), normal(2, 2, N_K, 5)
+    rule = LINEAR_MASKS[mask]
+    feature_map = "favor" if mask == "keys" else "softmax"
+    options: Any = {"feature_map": feature_map, "causal": causal, "chunk": 32}
+    arrays = tuple(map(jnp.asarray, (q, k, v)))
+    expected = regard.linear_attention(q, k, v, mask=rule, **options)
+    if isinstance(rule, np.ndarray):
+        close(jax.jit(partial(regard.linear_attention, **options))(*arrays, mask=jnp.asarray(rule)), expected)
+        return
+    call = jax.jit(partial(regard.linear_attention, mask=rule, **options))
+    close(call(*arrays), expected)
+    check_grads(call, arrays, order=1, modes=["rev"])
+
+
+def test_traced_values_in_a_rule_of_linear_attention_are_refused() -> None:
+    x = jnp.asarray(normal(2, 2, 5, 3))
+    with pytest.raises(TypeError, match="mask of linear_attention reads values that are traced"):
+        jax.jit(lambda n: regard.linear_attention(x, x, x, mask=regard.padding(n)))(jnp.asarray([2, 3]))
 
 
 def test_linear_attention_of_other_shapes() -> None:

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import regard
+from linear_cases import IDS, KEYS, MASKS, N_K, N_Q, B, H
 from regard.ops.linear import RandomFeatures, linear_attention, linear_spec
 from support import traced_memory
 
@@ -229,3 +231,127 @@ def test_bad_input(case):
     call, error, text = BAD[case]
     with pytest.raises(error, match=text):
         call()
+
+
+# Masks
+
+
+def arrays(dtype=np.float64, lead=(B,)):
+    sizes = (H, N_Q, 3), (2, N_K, 3), (2, N_K, 5)
+    return [normal(*lead, *size, dtype=dtype, seed=seed) for seed, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_are_their_specification(mask, feature_map, causal):
+    q, k, v = arrays()
+    options = {"feature_map": feature_map, "causal": causal, "mask": MASKS[mask]}
+    expected, weights = linear_spec(q, k, v, **options)
+    assert weights.shape == (B, H, N_Q, N_K)
+    for chunk in (1, 4, 128):
+        np.testing.assert_allclose(linear_attention(q, k, v, **options, chunk=chunk), expected, atol=2e-13)
+    turned = linear_attention(*(x.swapaxes(-3, -2) for x in (q, k, v)), **options, layout="bnhd")
+    np.testing.assert_allclose(turned.swapaxes(-3, -2), expected, atol=2e-13)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature_map", ["softmax", "favor"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_of_exponentials_of_any_range(mask, feature_map, causal):
+    """A row is a call of its visible keys alone."""
+    q, k, v = (scale * x for scale, x in zip((30, 30, 1), arrays(), strict=True))
+    _, weights = linear_spec(*arrays(), mask=MASKS[mask], causal=causal)
+    for chunk in (4, 128):
+        out = linear_attention(q, k, v, feature_map=feature_map, causal=causal, mask=MASKS[mask], chunk=chunk)
+        for b, h, i in np.ndindex(B, H, N_Q):
+            seen = weights[b, h, i] > 0
+            row = linear_attention(q[b, h, i : i + 1], k[b, h // 2, seen], v[b, h // 2, seen], feature_map=feature_map)
+            np.testing.assert_allclose(out[b, h, i], row[0], atol=1e-11)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_spec_hides_what_attention_hides(mask):
+    q, k, v = arrays()
+    for causal in (False, True):
+        _, weights = linear_spec(q, k, v, mask=MASKS[mask], causal=causal)
+        _, of_attention = regard.attention(q, k, v, mask=MASKS[mask], causal=causal, return_weights=True)
+        np.testing.assert_array_equal(weights > 0, of_attention > 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("mask", ["keys", "padding and documents"])
+def test_masks_in_short_dtypes(mask, dtype):
+    q, k, v = arrays(dtype)
+    out = linear_attention(q, k, v, mask=MASKS[mask], feature_map="favor")
+    exact, _ = linear_spec(q, k, v, mask=MASKS[mask], feature_map="favor")
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(float), exact, atol=2 * float(ml_dtypes.finfo(dtype).eps) + 1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature_map", MAPS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_masked_keys_have_no_influence(feature_map, causal, poison):
+    q, k, v = arrays()
+    options = {"feature_map": feature_map, "causal": causal, "mask": KEYS}
+    clean = linear_attention(q, k, v, **options)
+    for x in (k, v):
+        x[np.broadcast_to(~KEYS[:, :, 0, :, None], x.shape)] = poison
+    np.testing.assert_array_equal(linear_attention(q, k, v, **options), clean)
+
+
+@pytest.mark.parametrize("feature_map", MAPS)
+def test_rows_that_see_nothing_give_zero(feature_map):
+    q, k, v = arrays()
+    for causal in (False, True):
+        out = linear_attention(q, k, v, feature_map=feature_map, causal=causal, mask=MASKS["nothing"])
+        np.testing.assert_array_equal(out[0], 0)
+        assert np.isfinite(out).all()
+        assert (out[1] != 0).any()
+    out = linear_attention(
+        q, k, v, feature_map=feature_map, mask=regard.documents(np.r_[[0] * 8, IDS[8:]], np.r_[[5] * 8, IDS[8:]])
+    )
+    assert np.isfinite(out).all()
+
+
+def test_a_padded_batch_is_its_sequences():
+    q, k, v = (normal(2, 4, 20, 8, seed=seed) for seed in range(3))
+    for causal in (False, True):
+        out = linear_attention(q, k, v, mask=regard.padding(np.array([20, 12])), causal=causal)
+        for n, x in ((20, 0), (12, 1)):
+            alone = linear_attention(*(y[x, :, :n] for y in (q, k, v)), causal=causal)
+            np.testing.assert_allclose(out[x, :, :n], alone, atol=1e-12)
+
+
+def test_many_documents_take_linear_memory():
+    n, rng = 20_000, np.random.default_rng(0)
+    ids = np.sort(rng.integers(0, 4000, n))
+    x = normal(1, n, 8, dtype=np.float32)
+    with traced_memory() as used:
+        out = linear_attention(x, x, x, mask=regard.documents(ids), causal=True)
+        assert used()[1] < 60 * x.nbytes
+    np.testing.assert_allclose(out[0, ids == 7], linear_attention(*[x[:, ids == 7]] * 3, causal=True)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (regard.window(3), ValueError, r"any other mask takes regard.attention; got window\(3\)"),
+        (np.ones((N_Q, N_K), bool), ValueError, "any other mask takes regard.attention; got array"),
+        (
+            regard.documents(np.arange(N_K) % 3),
+            ValueError,
+            "takes regard.attention; the ids of documents.* not contiguous",
+        ),
+        (~regard.documents(IDS), ValueError, "any other mask takes regard.attention"),
+        (regard.padding(3) | regard.documents(IDS), ValueError, "any other mask takes regard.attention"),
+        (KEYS[:, 0, 0], ValueError, r"must align right .*\[:, None, None, :\]"),
+        (np.ones((1, N_K)), TypeError, "must be booleans or 0/1 integers, got float64"),
+        (regard.documents(IDS[:5]), ValueError, "ids of documents covers query index 0 to 4"),
+        (regard.softcap(3.0), TypeError, "mask must be a mask, got the score"),
+    ],
+)
+def test_other_masks_are_refused(mask, error, message):
+    with pytest.raises(error, match=message):
+        linear_attention(*arrays(), mask=mask)

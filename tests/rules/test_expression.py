@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import regard
 from random_rules import nodes
 from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
 from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, erf, make, number, order
@@ -467,3 +468,28 @@ def test_where_of_all_kinds():
     assert value(lambda b, h, i, j: where(i < j, 1, 2.5)).dtype == np.float64
     assert value(lambda b, h, i, j: np.where(i < j, i > 0, True)).dtype == np.bool_
     np.testing.assert_array_equal(value(lambda b, h, i, j: np.where(i < j, i, j)), np.where(I < J, I, J))
+
+
+class Compiled:
+    """What Numba makes of a function: it takes no traced values, and has the function."""
+
+    def __init__(self, py_func):
+        self.py_func, self.__name__ = py_func, py_func.__name__
+
+    def __call__(self, *args):
+        raise TypeError("cannot determine Numba type")
+
+
+def test_a_function_that_numba_compiles_is_traced_as_python():
+    def band(b, h, i, j):
+        return abs(i - j) <= 2
+
+    def steep(s, b, h, i, j):
+        return s - 0.5 * abs(i - j)
+
+    x = np.random.default_rng(0).standard_normal((2, 7, 4))
+    compiled, python = ({"mask": f(band), "score": [f(steep)]} for f in (Compiled, lambda f: f))
+    np.testing.assert_array_equal(regard.attention(x, x, x, **compiled), regard.attention(x, x, x, **python))
+    assert repr(regard.mask(Compiled(band))) == "mask(band)"
+    with pytest.raises(TypeError, match="mask rule 'steep' must take"):
+        regard.mask(Compiled(steep))

@@ -184,8 +184,78 @@ def test_threads_share_nothing_but_the_rules() -> None:
     assert all(torch.equal(found[n], expected[n]) for n in range(8))
 
 
-class Subclass(torch.Tensor):
+class Dispatching(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError
+
+
+class WithMeta(torch.Tensor):
+    """A subclass as MONAI's MetaTensor: results have its class, and its data."""
+
+    meta: Any = None
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        for x in result if isinstance(result, tuple) else [result]:
+            if isinstance(x, cls):
+                x.meta = next((y.meta for y in (*args, *(kwargs or {}).values()) if isinstance(y, cls)), None)
+        return result
+
+
+class Trained(torch.nn.Parameter):
     pass
+
+
+def with_meta(x: torch.Tensor) -> Any:
+    x = x.as_subclass(WithMeta)
+    x.meta = "affine"
+    return x
+
+
+KEEP = torch.ones(9, 9, dtype=torch.bool).tril()
+TAKEN = {
+    "query": lambda f: regard.attention(f(Q), K, V, causal=True),
+    "key": lambda f: regard.attention(Q, f(K), V),
+    "all": lambda f: regard.attention(f(Q), f(K), f(V), layout="bhnd", score=regard.softcap(3.0)),
+    "mask": lambda f: regard.attention(Q, K, V, mask=f(KEEP)),
+    "bias": lambda f: regard.attention(Q, K, V, bias=f(KEEP.to(Q.dtype))),
+    "statistics": lambda f: regard.attention(f(Q), K, V, observe=["lse"])[0],
+    "weights": lambda f: regard.weights(f(Q), K),
+    "linear": lambda f: regard.linear_attention(f(Q), f(K), f(V)),
+    "drop-in": lambda f: regard.torch.scaled_dot_product_attention(f(Q), K, V, attn_mask=KEEP),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_subclass_is_taken_and_comes_back(name: str) -> None:
+    out, expected = TAKEN[name](with_meta), TAKEN[name](lambda x: x)
+    assert (type(out), type(expected), out.meta) == (WithMeta, torch.Tensor, "affine")
+    assert torch.equal(out.as_subclass(torch.Tensor), expected)
+
+
+def test_a_subclass_has_gradients_and_is_captured() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return regard.attention(q, K, V, mask=with_meta(KEEP))
+
+    q, plain = with_meta(Q).requires_grad_(), Q.clone().requires_grad_()
+    model = Model()
+    with regard.capture(model) as seen:
+        out = model(q)
+    assert (type(out), seen[0].n_q) == (WithMeta, 9)
+    model(plain).sum().backward()
+    out.sum().backward()
+    assert torch.equal(q.grad.as_subclass(torch.Tensor), plain.grad)  # type: ignore[arg-type, union-attr]
+
+
+def test_a_parameter_of_a_subclass_is_plain() -> None:
+    q = Trained(Q.clone())
+    out = regard.attention(q, K, V)
+    out.sum().backward()
+    assert type(out) is torch.Tensor
+    assert q.grad is not None
 
 
 NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray; torch.from_numpy and x.numpy() convert"
@@ -205,7 +275,7 @@ NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray;
         (TypeError, "key must be a dense tensor, got layout torch.sparse_coo",
          lambda: regard.attention(Q, K.to_sparse(), V)),
         (TypeError, "query must be a plain torch.Tensor, got the subclass",
-         lambda: regard.attention(Q.as_subclass(Subclass), K, V)),
+         lambda: regard.attention(Q.as_subclass(Dispatching), K, V)),
         (TypeError, "query is a nested tensor: give jagged ones to regard.torch.jagged_attention",
          lambda: regard.attention(torch.nested.nested_tensor([Q[0]], layout=torch.jagged), K, V)),
         (TypeError, "query must have a floating dtype (float16, bfloat16, float32, float64), got complex64",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import regard
+from linear_cases import KEYS, MASKS, N_K, N_Q
 from regard.ops.linear import RandomFeatures
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[transformers]'")
@@ -42,6 +43,54 @@ def test_linear_attention(feature_map: Any, causal: bool) -> None:
     close(torch.vmap(call, (0, None, 0))(q, k[0], v), call(q, k, v).detach())
     if feature_map != "relu":  # which has kinks
         assert torch.autograd.gradcheck(call, few, check_forward_ad=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_of_linear_attention(mask: str, causal: bool) -> None:
+    """In values, autograd and forward mode; also where keys are large, or hidden and not finite."""
+    q, k, v = normal(2, 4, N_Q, 3), normal(2, 2, N_K, 3), normal(2, 2, N_K, 5)
+    rule = MASKS[mask]
+    for feature_map in ("elu", "relu", "softmax", "favor"):
+        options: Any = {"feature_map": feature_map, "causal": causal}
+        for scale in (1, 30):
+            expected = regard.linear_attention(scale * q.numpy(), scale * k.numpy(), v.numpy(), mask=rule, **options)
+            given = torch.from_numpy(rule) if isinstance(rule, np.ndarray) else rule
+            close(regard.linear_attention(scale * q, scale * k, v, mask=given, **options, chunk=4), expected)
+    few = tuple(x.clone().requires_grad_() for x in (q, k, v))
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return regard.linear_attention(q, k, v, mask=given, feature_map="softmax", causal=causal, chunk=4)
+
+    assert torch.autograd.gradcheck(call, few, check_forward_ad=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "softmax", "favor", torch.exp], ids=["elu", "softmax", "favor", "exp"])
+def test_gradients_of_hidden_keys_are_zero(feature_map: Any) -> None:
+    keep = torch.from_numpy(KEYS)
+    q, k, v = (x.requires_grad_() for x in (normal(2, 4, N_Q, 3), normal(2, 2, N_K, 3), normal(2, 2, N_K, 5)))
+    with torch.no_grad():
+        for x in (k, v):
+            x[~keep[:, :, 0].expand(2, 2, N_K)] = torch.inf
+    for causal in (False, True):
+        out = regard.linear_attention(q, k, v, mask=keep, feature_map=feature_map, causal=causal)
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        assert all(g.isfinite().all() for g in (out, *gradients))
+        assert not any(g[~keep[:, :, 0].expand(2, 2, N_K)].any() for g in gradients[1:])
+
+
+def test_masks_in_graphs_and_vmap() -> None:
+    q, k, v = normal(2, 4, N_Q, 3), normal(2, 2, N_K, 3), normal(2, 2, N_K, 5)
+    keep = torch.from_numpy(KEYS)
+
+    def call(q: Any, k: Any, v: Any, keep: Any) -> Any:
+        return regard.linear_attention(q, k, v, mask=keep, causal=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    close(compiled(q, k, v, keep), call(q, k, v, keep))
+    close(compiled(q, k, v, ~keep), call(q, k, v, ~keep))
+    close(torch.vmap(call)(q, k, v, keep), call(q, k, v, keep))
 
 
 @pytest.mark.engine("cpu")

@@ -13,6 +13,7 @@ from functorch.compile import aot_function, nop
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, grad, hessian, jacfwd, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -440,3 +441,28 @@ def test_traces_are_quiet() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
         torch.jit.trace(scored, INPUTS)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("cpu", marks=pytest.mark.engine("cpu")), "tiled"])
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_profile_names_calls(engine: str, graded: bool) -> None:
+    """Small ones take a fast path, and run no operation of PyTorch."""
+    q = torch.randn(1, 2, 40, 8).requires_grad_(graded)
+    step, keep = torch.randn(1, 2, 1, 8), torch.ones(40, 40, dtype=torch.bool)
+
+    def calls() -> list[torch.Tensor]:
+        return [
+            regard.attention(q, q, q),
+            regard.attention(q, q, q, causal=True),
+            regard.attention(step, q, q),
+            regard.torch.scaled_dot_product_attention(q, q, q),
+            regard.torch.scaled_dot_product_attention(q, q, q, attn_mask=keep),
+        ]
+
+    expected = [calls(), calls()][1]
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        found = calls()
+    assert all(map(torch.equal, found, expected))
+    events = {event.key: event for event in profiled.key_averages()}
+    assert events["regard::attention"].count == len(expected)
+    assert all(map(torch.equal, calls(), expected))

@@ -16,6 +16,9 @@ from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.types import Array, LayoutName
+from regard.ops.keymask import KeyMask, by_documents
+from regard.ops.normalization import problem_from
+from regard.reference.specification import evaluate_one, indices_of
 from regard.runtime.threads import one_blas_thread
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -59,9 +62,10 @@ FeatureMap = str | RandomFeatures | Callable[[NDArray], NDArray]
 
 
 def linear_spec(
-    query: NDArray, key: NDArray, value: NDArray, *, feature_map: FeatureMap = "elu", causal: bool = False
-) -> tuple[NDArray, NDArray]:
-    """Compute `linear_attention` by its definition, in float64 and O(n²).
+    query: NDArray, key: NDArray, value: NDArray, *, feature_map: FeatureMap = "elu", causal: bool = False,
+    mask: Any = None,
+) -> tuple[NDArray, NDArray]:  # fmt: skip
+    """Compute `linear_attention` by its definition, in float64 and O(n²), with any mask.
 
     Returns its output and its weights (..., h, n_q, n_k).
 
@@ -73,12 +77,16 @@ def linear_spec(
     q, k, v = (x.astype(np.float64) for x in (query, key, value))
     if q.ndim > 2:
         k, v = (x.repeat(q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
-    n_q, n_k = q.shape[-2], k.shape[-2]
-    visible = np.arange(n_k) <= np.arange(n_q)[:, None] + n_k - n_q if causal else np.ones((n_q, n_k), bool)
+    p = problem_from(q, k, v, mask=mask, causal=causal)
+    visible = np.ones((q.shape[-2], k.shape[-2]), bool)
+    if p.mask_node is not None:
+        visible = evaluate_one(p.mask_node, indices_of(p, np.float64), (p.batch, p.heads, p.n_q, p.n_k))
+        visible = visible.reshape(*(p.shape(p.n_q, p.n_k) if q.ndim > 2 else (p.n_q, p.n_k)))
 
     phi = _features(feature_map, q.shape[-1], q.dtype)
     if phi.per_feature:  # softmax over the features of a query, over the visible keys for a feature
-        over_keys = _divide(e := np.where(visible[..., None], np.exp(k[..., None, :, :]), 0), e.sum(-2, keepdims=True))
+        e = np.where(visible[..., None], np.exp(k[..., None, :, :]), 0)
+        over_keys = _divide(e, e.sum(-2, keepdims=True))
         over_features = _divide(e := np.exp(q), e.sum(-1, keepdims=True))
         a = np.einsum("...ir,...ijr->...ij", over_features, over_keys)
     else:
@@ -96,6 +104,7 @@ def linear_attention(
     *,
     feature_map: FeatureMap = "elu",
     causal: bool = False,
+    mask: Any = None,
     chunk: int = 128,
     layout: LayoutName = "bhnd",
 ) -> Array:
@@ -122,6 +131,10 @@ def linear_attention(
             to (..., r), not negative, which is given float32 or float64.
         causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have
             no influence.
+        mask: the keys that queries see, in sequences of different lengths or packed documents:
+            booleans or 0/1 (..., 1, n_k), `regard.padding`, `regard.documents` of contiguous ids,
+            and `&` of them. A mask that hides a key from some queries of a document alone needs
+            `regard.attention`.
         chunk: keys and queries taken at once. It changes rounding, speed and memory, not the
             meaning.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
@@ -132,8 +145,8 @@ def linear_attention(
 
     Raises:
         TypeError: for dtypes.
-        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a
-            wrong shape.
+        ValueError: for shapes that do not fit, d = 0, other masks, and unknown feature maps or
+            features of a wrong shape.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3, dtype=np.float32)
@@ -142,19 +155,41 @@ def linear_attention(
            [0.455, 0.545, 0.   ],
            [0.312, 0.312, 0.375]], dtype=float32)
     """
-    arranged, shape = _checked(query, key, value, causal, chunk, layout)
+    arranged, shape, hidden = _checked(query, key, value, causal, mask, chunk, layout)
     q, k, v = (arranged.to_bhnd(np.asarray(x)) for x in (query, key, value))
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
-    out = np.zeros(shape, q.dtype)
+    phi = _features(feature_map, q.shape[-1], wide)
+
+    def attend(q: NDArray, k: NDArray, v: NDArray, keep: NDArray | None) -> NDArray:
+        lead = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+        out = np.zeros((*lead, *q.shape[-3:-1], v.shape[-1]), q.dtype)
+        _stream(q, k, v, keep, phi, wide, causal, chunk, out)
+        return out
+
     with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
-        _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
-    return cast(Array, arranged.from_bhnd(out))
+        return cast(Array, arranged.from_bhnd(_masked(attend, NUMPY, q, k, v, hidden, causal, shape)))
+
+
+def _masked(
+    attend: Any, space: Namespace, q: Any, k: Any, v: Any, hidden: KeyMask, causal: bool, shape: tuple[int, ...]
+) -> Any:
+    """Attend to the visible keys, within documents if there are any."""
+    keep = hidden.visible(lambda x: space.like(x, q))
+    if hidden.documents is None or 0 in shape or not k.shape[-2]:
+        return attend(q, k, v, keep)
+    return by_documents(attend, space, q, k, v, keep, hidden.documents, causal)
+
+
+def _grouped(keep: Any, h_kv: int) -> Any:
+    """Return visible keys (..., h or 1, n) as (..., h_kv, group, n, 1), with 1 for heads that share them."""
+    heads = (h_kv, -1) if keep.ndim > 1 and keep.shape[-2] > 1 else (1, 1)
+    return keep.reshape(*keep.shape[:-2], *heads, keep.shape[-1], 1)
 
 
 def _checked(
-    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: LayoutName
-) -> tuple[Layout, tuple[int, ...]]:
-    """Check the arguments; return their layout and the output's shape."""
+    query: Any, key: Any, value: Any, causal: bool, mask: Any, chunk: int, layout: LayoutName
+) -> tuple[Layout, tuple[int, ...], KeyMask]:
+    """Check the arguments; return their layout, the output's shape and what the mask hides."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
@@ -163,21 +198,30 @@ def _checked(
     lead = checks.sizes(q, k, v)
     if q.shape[-1] == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
-    return arranged, (*lead, *q.shape[-3:-1], v.shape[-1])
+    hidden = KeyMask.of(mask, lead, q.shape[-3], q.shape[-2], k.shape[-2])
+    return arranged, (*lead, *q.shape[-3:-1], v.shape[-1]), hidden
 
 
 def _stream(
-    q: NDArray, k: NDArray, v: NDArray, phi: _Features, wide: np.dtype[Any], causal: bool, chunk: int, out: NDArray
-) -> None:
+    q: NDArray, k: NDArray, v: NDArray, keep: NDArray | None, phi: _Features, wide: np.dtype[Any], causal: bool,
+    chunk: int, out: NDArray,
+) -> None:  # fmt: skip
     (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
     # Heads as (h_kv, group): the queries of a group share the sums of one key-value head.
     q = q.reshape(*q.shape[:-3], h_kv, h // h_kv if h_kv else 1, n_q, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
+    if keep is not None:
+        keep = np.broadcast_to(keep := _grouped(keep, h_kv), (*keep.shape[:-2], n_k, 1))
+        k, v = (np.where(keep, x, x.dtype.type(0)) for x in (k, v))
 
     def keys(start: int, stop: int) -> tuple[NDArray, NDArray]:
         values = np.ones((*v.shape[:-2], stop - start, d_v + 1), wide)  # the column of ones sums the weights
         values[..., :-1] = v[..., start:stop, :]
-        return phi.of(k[..., start:stop, :].astype(wide)), values
+        features = phi.of(k[..., start:stop, :].astype(wide))
+        if keep is not None:
+            values[..., -1:] = keep[..., start:stop, :]
+            features = phi.visible(features, keep[..., start:stop, :])
+        return features, values
 
     def queries(start: int, stop: int) -> NDArray:
         return q[..., start:stop, :].astype(wide)
@@ -250,6 +294,10 @@ class _Features:
     def constant(self, x: Any) -> Any:
         return self.space.constant(x)
 
+    def visible(self, features: Any, keep: Any) -> Any:
+        """Return φ of keys, 0 for those that are not visible."""
+        return self.xp.where(keep, features, LOWEST if self.log else 0.0)
+
     def rescaled(self, features: NDArray, state: _State) -> tuple[NDArray, _State]:
         """Return φ of keys, and the state, relative to peaks that include these keys."""
         if not self.log:
@@ -280,7 +328,7 @@ class _Features:
             phi = phi if self.per_feature else phi + state.peak
             phi = self.xp.exp(phi - self.constant(self.xp.amax(phi, -1)[..., None]))
         if self.per_feature:
-            phi = phi / (state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)))
+            phi = _divide(phi, state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)), self.xp)
         return phi
 
 
@@ -292,6 +340,7 @@ def in_parallel(
     *,
     feature_map: FeatureMap = "elu",
     causal: bool = False,
+    mask: Any = None,
     chunk: int = 128,
     layout: LayoutName = "bhnd",
 ) -> Any:
@@ -302,31 +351,45 @@ def in_parallel(
     """
     given = {"query": query, "key": key, "value": value}
     hollow = {name: space.hollow(name, x) for name, x in given.items()}
-    arranged, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
+    arranged, shape, hidden = _checked(**hollow, causal=causal, mask=mask, chunk=chunk, layout=layout)
     dtype = hollow["query"].dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     q, k, v = (space.cast(arranged.to_bhnd(x), wide) for x in given.values())
-    (h, n_q, d), (h_kv, n_k) = q.shape[-3:], k.shape[-3:-1]
-    xp = space.xp
-    rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
-    if 0 in shape or not n_k:
+    if 0 in shape or not k.shape[-2]:
+        xp = space.xp
         return arranged.from_bhnd(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
+    phi = _features(feature_map, q.shape[-1], wide, space)
+
+    def attend(q: Any, k: Any, v: Any, keep: Any) -> Any:
+        return _at_once(phi, q, k, v, keep, causal, chunk)
+
+    return arranged.from_bhnd(space.cast(_masked(attend, space, q, k, v, hidden, causal, shape), dtype))
+
+
+def _at_once(phi: _Features, q: Any, k: Any, v: Any, keep: Any, causal: bool, chunk: int) -> Any:
+    """Return the output (..., h, n_q, d_v) without a loop over chunks."""
+    xp, (h, n_q, d), (h_kv, n_k) = phi.xp, q.shape[-3:], k.shape[-3:-1]
+    shape = (*np.broadcast_shapes(*(tuple(x.shape[:-3]) for x in (q, k, v))), h, n_q, v.shape[-1])
+    rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
     q = q[..., n_q - rows :, :].reshape(*q.shape[:-3], h_kv, h // h_kv, rows, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
-    values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
-    phi = _features(feature_map, d, wide, space)
-    sums = _hierarchy(phi, q, k, values, chunk) if causal else _whole(phi, q, k, values)
+    if keep is not None:
+        keep = _grouped(keep, h_kv)
+        k, v = (xp.where(keep, x, 0.0) for x in (k, v))
+    ones = xp.ones_like(v[..., :1])
+    values = xp.concatenate([v, ones if keep is None else xp.where(keep, ones, 0.0)], -1)  # the column sums the weights
+    sums = _hierarchy(phi, q, k, values, keep, chunk) if causal else _whole(phi, q, k, values, keep)
     out = _divide(sums[..., :-1], sums[..., -1:], xp)
     out = xp.broadcast_to(out.reshape(*out.shape[:-4], h, rows, shape[-1]), (*shape[:-2], rows, shape[-1]))
     if rows < n_q:
         nothing = xp.broadcast_to(xp.zeros_like(out[..., :1, :]), (*shape[:-2], n_q - rows, shape[-1]))
         out = xp.concatenate([nothing, out], -2)
-    return arranged.from_bhnd(space.cast(out, dtype))
+    return out
 
 
-def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
+def _whole(phi: _Features, q: Any, k: Any, values: Any, keep: Any) -> Any:
     """Return weighted sums of the values over all keys, each row up to a factor."""
-    features = phi.of(k)
+    features = phi.of(k) if keep is None else phi.visible(phi.of(k), keep)
     peak = phi.constant(phi.xp.amax(features, -2)[..., None, :])
     if phi.log:
         features = phi.xp.exp(features - peak)
@@ -334,7 +397,7 @@ def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
     return phi.query(q, state) @ state.sums
 
 
-def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
+def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, keep: Any, chunk: int) -> Any:
     """Return weighted sums of values up to each row's key, up to a factor.
 
     The last row's key is the last. A row sees all keys of the chunks before its own. Its own chunk
@@ -345,7 +408,7 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
     xp = phi.xp
     c = 1 << (min(chunk, 2 * k.shape[-2]).bit_length() - 1)
     rows, n = q.shape[-2], k.shape[-2]
-    features, q = phi.of(k), phi.of(q)
+    features, q = phi.of(k) if keep is None else phi.visible(phi.of(k), keep), phi.of(q)
     scale = None
     if phi.log:
         if phi.per_feature:

@@ -524,14 +524,16 @@ def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
     """Trace the expression that `function` computes from `leaves`.
 
     leaves: `MASK_LEAVES` or `SCORE_LEAVES`. Raises TypeError if a mask returns no boolean, a score
-    no number, or if `function` takes other arguments. Errors of `function` itself get a note that
-    names the rule.
+    no number, or if `function` takes other arguments. Of a function that Numba
+    compiles, the Python function is traced. Errors of `function` itself get a note that names the
+    rule.
 
     >>> trace(lambda b, h, i, j: i - j >= 0, ("b", "h", "i", "j"))
     less_equal(0, subtract(i, j))
     """
     what = "score" if "s" in leaves else "mask"
     rule = f"{what} rule {getattr(function, '__name__', type(function).__name__)!r}"
+    function = getattr(function, "py_func", function)  # of Numba, whose compiled function takes no traced values
     if isinstance(function, type) or not callable(function):
         got = f"the class {function.__name__}" if isinstance(function, type) else type_name(function)
         raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {got}")

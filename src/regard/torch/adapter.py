@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.overrides import handle_torch_function
 
 from regard.arguments.frameworks import imported
 from regard.core import checks
@@ -21,7 +22,7 @@ from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import fused, spreading
-from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, together, values
+from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, overriding, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
 from regard.torch.fastpath import cached, dense_of, undifferentiated
@@ -34,7 +35,7 @@ from regard.torch.modes import fake, in_backward, jit_state, outside_of_graphs, 
 from regard.torch.rules import bind, constant, flags, module_table, table
 from regard.warning import warn_once
 
-_watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
+_watching: ContextVar[tuple[Callable[..., Any], ...]] = ContextVar("watching", default=())
 
 __all__ = [
     "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "module_table",
@@ -154,14 +155,22 @@ def attention(
                 query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
             )
         return traced.attention(query, key, value, return_weights, observe, engine, options)
-    if type(query) not in PLAIN and type(query) is imported("torch.distributed.tensor", "DTensor"):
-        return loaders["torch.dtensors"]().distributed(
-            query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
-        )
-    watch = _watching.get()
-    if watch is not None:
-        with watched(None):
-            return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
+    if not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
+        if theirs := overriding((query, key, value)):
+            return handle_torch_function(
+                attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,
+                **options,
+            )  # fmt: skip
+        if type(query) is imported("torch.distributed.tensor", "DTensor"):
+            return loaders["torch.dtensors"]().distributed(
+                query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+            )
+    watches = _watching.get()
+    if watches:
+        with _redirected(watches[:-1]):
+            return watches[-1](
+                query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+            )
     if spreading.left and in_backward():
         warn_once(spreading.AGAIN)
     if not (return_weights or observe or engine is not None):
@@ -176,6 +185,11 @@ def attention(
                 return known.cached.output(query, key, value, *dense)
             if not dense and (known.low or query.dtype not in SHORT):
                 return applied(known, query, key, value)[0]
+    if theirs := overriding(options.values()):
+        return handle_torch_function(
+            attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,
+            **options,
+        )  # fmt: skip
     sorted_arguments = TensorArguments.of(query, key, value, options, observe)
     return_weights = checks.boolean("return_weights", return_weights)
     arguments = sorted_arguments.ready()
@@ -225,18 +239,24 @@ def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 def watching() -> bool:
     """Return whether this thread is inside of `watched`."""
-    return _watching.get() is not None
+    return bool(_watching.get())
 
 
 @contextmanager
-def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
+def watched(watch: Callable[..., Any]) -> Iterator[None]:
     """Redirect this thread's calls of `attention` to `watch` inside of a `with`.
 
-    `watch` has the arguments of `attention`. Calls that it makes itself are not redirected.
+    `watch` has the arguments of `attention`. Calls that it makes go to the one around it.
     """
-    if watch is not None:
-        spreading.refuse("a recorder of attention", "record one process")
-    token = _watching.set(watch)
+    spreading.refuse("a recorder of attention", "record one process")
+    around = _watching.get()
+    with _redirected(around if watch in around else (*around, watch)):  # a thread may begin with a copied context
+        yield
+
+
+@contextmanager
+def _redirected(watches: tuple[Callable[..., Any], ...]) -> Iterator[None]:
+    token = _watching.set(watches)
     try:
         yield
     finally:
@@ -283,6 +303,8 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
     On a device it is computed there.
     """
     spreading.refuse("regard.weights", "give it whole tensors outside")
+    if theirs := overriding((query, key)):
+        return handle_torch_function(weights, theirs, query, key, lse=lse, rows=rows, cols=cols, **options)
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
@@ -350,7 +372,8 @@ def readable(name: str, x: torch.Tensor, constant: bool, there: bool) -> Any:
 
     constant: the result is no tensor, so no derivative is expected.
     """
-    if not concrete(checked(name, x)):
+    x = checked(name, x)
+    if not concrete(x):
         raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
     if x.requires_grad and torch.is_grad_enabled() and not constant:
         raise NotImplementedError(

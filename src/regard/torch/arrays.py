@@ -1,6 +1,6 @@
 """Tensors as NumPy arrays and back, without copies."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,25 @@ from regard.arguments.values import array_type
 from regard.core.checks import FLOATS
 from regard.core.tensors import NUMPY, array
 from regard.rules import type_name
-from regard.torch.modes import fake, sizes, tracing, without_transforms, wrapped
+from regard.torch.modes import (
+    fake,
+    functions_overridden,
+    no_torch_dispatch,
+    no_torch_function,
+    sizes,
+    tracing,
+    without_transforms,
+    wrapped,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def checked(name: str, x: Any) -> torch.Tensor:
-    """Return `x` if an engine can read it; else raise TypeError or ValueError.
+    """Return `x` if an engine can read it, as a plain tensor; else raise TypeError or ValueError.
 
-    Engines read strided tensors of any device. Subclasses must be nothing more than their numbers.
+    Engines read strided tensors of any device. Subclasses must change no operation.
     """
     if type(x) in PLAIN and x.layout is torch.strided and x.is_cpu and x.dtype in NUMPY:
         return x
@@ -32,11 +41,24 @@ def checked(name: str, x: Any) -> torch.Tensor:
         raise TypeError(f"{name} is a nested tensor: give jagged ones to regard.torch.jagged_attention")
     if x.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+    if changes_nothing(x):
+        x = x.as_subclass(torch.Tensor)
     if type(x) not in PLAIN and not fake(x):
         raise TypeError(f"{name} must be a plain torch.Tensor, got the subclass {type_name(x)}")
     if x.dtype not in NUMPY:
         raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}")
     return x
+
+
+def changes_nothing(x: torch.Tensor) -> bool:
+    """Return True for a tensor of a subclass that changes no operation: its numbers are those of a plain one."""
+    return type(x) not in PLAIN and type(x).__torch_dispatch__ is no_torch_dispatch
+
+
+def overriding(given: Iterable[Any]) -> list[torch.Tensor]:
+    """Return those of such tensors whose class is to make the results its own, by `__torch_function__`."""
+    found = [x for x in given if isinstance(x, torch.Tensor) and changes_nothing(x)]
+    return [x for x in found if type(x).__torch_function__ is not no_torch_function] if functions_overridden() else []
 
 
 def concrete(x: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
 from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, SharedCall, TensorCall
-from regard.torch.modes import transformed, watched
+from regard.torch.modes import profiled, transformed, watched
 from regard.torch.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
@@ -105,7 +105,9 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
         return None
     if k.dtype is not dtype or v.dtype is not dtype:
         return None
-    if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transformed() or torch.is_autocast_enabled("cpu"):
+    if q.is_neg() or k.is_neg() or v.is_neg() or watched() or profiled() or transformed():
+        return None
+    if torch.is_autocast_enabled("cpu"):
         return None
     rows, keys, values, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
     step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]

@@ -33,6 +33,10 @@ any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
 
+# True while torch.profiler records this thread. Without it a call without a derivative, which runs no operation of
+# PyTorch, has no name and no time in a profile.
+profiled = torch.autograd._profiler_enabled
+
 # The state of torch.jit.trace. Without it a trace holds the results of its example as constants.
 jit_state = torch._C._get_tracing_state
 
@@ -219,7 +223,7 @@ def watched() -> bool:
     """Return True if an active mode or trace must see a call as one operation."""
     if _dispatch_modes() or jit_state() is not None:
         return True
-    return any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
+    return any_function_mode() and any(type(mode) not in quiet for mode in function_modes())
 
 
 def tracing() -> bool:
@@ -299,3 +303,8 @@ def in_legacy_vmap() -> bool:
 def dispatch_modes() -> list[Any]:
     """Return the active dispatch modes."""
     return [_dispatch_mode_at(n) for n in range(_dispatch_modes())]
+
+
+def function_modes() -> list[Any]:
+    """Return the active function modes of this thread."""
+    return [_function_mode_at(n) for n in range(_function_modes())]

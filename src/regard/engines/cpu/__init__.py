@@ -54,12 +54,19 @@ MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 def state() -> str | None:
     """Return the reason why it cannot run here, or None.
 
-    It does not load the compiler.
+    LLVM ends the process where the system refuses memory for code, so llvmlite is asked before the first kernel, cached
+    or not.
     """
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
         return f"llvmlite is missing: {remedy('llvmlite')}"
+    from llvmlite.binding import check_jit_execution
+
+    try:
+        check_jit_execution()
+    except OSError as error:
+        return f"the system refuses memory for compiled code ({error.strerror})"
     return None
 
 

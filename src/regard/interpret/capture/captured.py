@@ -218,8 +218,17 @@ class Capture(Sequence[Layer]):
     def check(self, rows: int = 3, most: float = 8.0) -> None:
         """Check on sampled rows that weights sum to 1 (see `Layer.deviation`).
 
-        Raises ValueError otherwise: rules, keys and lse of a layer do not belong together.
+        Raises ValueError otherwise: rules, keys and lse of a layer do not belong together. Raises
+        it too where the lse of any row is NaN or +∞, for then its weights are NaN.
         """
+        for layer in self.layers:
+            unsound = np.argwhere(~(layer.lse < np.inf))
+            if len(unsound):
+                _, head, row = unsound[0].tolist()
+                raise ValueError(
+                    f"the weights of layer {layer.name!r} do not sum to 1: those of row {row} of head "
+                    f"{layer.numbers[head]} are nan, since its query or a key that it sees has nan or inf"
+                )
         self._check(rows, most)
 
     def _check(self, rows: int = 3, most: float = rowsums.MOST, pairs: int | None = None) -> None:
@@ -294,8 +303,11 @@ def capture(
             are `Layer.rows`. All by default: 16,384 picture tokens then take 1.5 times the memory
             of the run alone. A text is to be read in one forward, not generated.
 
-    Raises RuntimeError if the model ran and no attention was seen. Raises ValueError if weights of
-    sampled rows do not sum to 1 (`Capture.check`).
+    The model is recorded in any thread, one run at a time; runs that begin while another is
+    recorded are counted in a warning. Nested captures record what runs under their own modules.
+
+    Raises RuntimeError if no attention was seen. Raises ValueError if weights of sampled rows do
+    not sum to 1, or if those of any row are NaN (`Capture.check`).
 
     >>> import torch, regard.torch
     >>> model = regard.torch.Transformer(2, 32, 4, causal=True)

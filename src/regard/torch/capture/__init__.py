@@ -3,6 +3,7 @@
 | Module | Contents |
 |---|---|
 | `recorder` | records the attention calls of a module while it runs |
+| `runs` | which modules run in which thread |
 | `texts` | the texts that it reads |
 | `switched` | functions that are replaced meanwhile |
 | `forward` | forward passes without logits and cache |

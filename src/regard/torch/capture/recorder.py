@@ -1,15 +1,13 @@
 """`regard.capture` for PyTorch: records attention calls by module.
 
-Meanwhile every call of attention goes through `regard.attention` (`switched`). Hooks on the modules tell which of them
-a call belongs to. Calls whose queries and keys are views of one tensor, one behind the other, are pieces of a layer.
-Any other is a layer, or goes on with the last call of one.
+While a module of the model runs, calls of attention in its thread go through `regard.attention` (`runs`, `switched`).
+A call belongs to the innermost module. Calls whose queries and keys are views of one tensor, one behind the other, are
+pieces of a layer. Any other is a layer, or goes on with the last call of one.
 """
 
 import fnmatch
-import inspect
 import shutil
 import tempfile
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,13 +30,13 @@ from regard.interpret.capture.joining import ArrayStore, JoinedCalls, Unjoinable
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.capture.pictures import pixels
 from regard.runtime.memory import unpooled
-from regard.torch import adapter
+from regard.torch import adapter, spreading
 from regard.torch.arrays import autocast
 from regard.torch.capture.grids import GridRecorder, given_queries, require_patches
-from regard.torch.capture.switched import SdpaMode, on_regard
+from regard.torch.capture.runs import Runs
+from regard.torch.capture.switched import on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
-from regard.torch.modes import in_backward
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,6 +73,7 @@ def capture(
     seen = Capture(model=_name(model))
     if grid is None and shown is not None:
         require_patches(model, seen.model)
+    spreading.refuse("a recorder of attention", "record one process")
     with ExitStack() as stack:
         folder = None
         if path is not None:
@@ -84,10 +83,8 @@ def capture(
         recorder.read = GridRecorder(model, tokenizer, grid)
         with ExitStack() as switched:
             switched.enter_context(on_regard(model, recorder.own_attention, recorder.sorted_by))
-            switched.enter_context(recorder.hooked())
+            switched.enter_context(recorder.runs.hooked())
             switched.enter_context(unpooled())
-            switched.enter_context(adapter.watched(recorder.attention))
-            switched.enter_context(SdpaMode())
             yield seen
         seen.layers, seen.tokens = recorder.finished(labels)
         seen.dropped = recorder.dropped
@@ -101,11 +98,13 @@ def capture(
             seen.save(path)
             saved = Capture.load(path)
             seen.layers, seen.tokens = saved.layers, saved.tokens
-    if recorder.runs and not recorder.calls:
-        raise RuntimeError(
-            f"no attention was seen in {seen.model}: it calls neither regard.attention nor "
-            "F.scaled_dot_product_attention, or does so in a compiled graph"
+    if not recorder.calls:
+        reason = (
+            "it calls neither regard.attention nor F.scaled_dot_product_attention, or does so in a compiled graph"
+            if recorder.runs.count
+            else "no forward of it ran"
         )
+        raise RuntimeError(f"no attention was seen in {seen.model}: {reason}")
     seen.check()
     for message in recorder.warnings():
         warnings.warn(message, RegardWarning, stacklevel=3)
@@ -183,7 +182,8 @@ class Recorder:
         self.values, self.queries = values, queries
         self.model, self.layers, self.heads, self.memory = model, layers, heads, memory
         self.store = ArrayStore(folder)
-        self.calls = self.runs = 0
+        self.calls = 0
+        self.runs = Runs(model, self.attention, self._begin, self._enter)
         self.seen: dict[str, CallSequence] = {}  # by name, in the order of first calls
         self.kept: dict[str, JoinedCalls] = {}
         self.lengths: dict[str, Callable[[], Any] | None] = {}
@@ -195,66 +195,33 @@ class Recorder:
         self.read = GridRecorder(model)
         self._how: Continuation | None = None
         self._times: Counter[str] = Counter()  # in this forward of the model
-        self._last: _LastCall | None = None
-        self._running: list[RunningModule] = []
-        self._again = ExitStack()
-        self._thread = threading.get_ident()
 
-    # Hooks: the running module, and its text
+    # Runs and their texts
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        handles = []
-        for name, module in self.model.named_modules():
-            names = tuple(inspect.signature(module.forward).parameters)
-            handles.append(module.register_forward_pre_hook(self._entering(name, names), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._leaving, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _begin(self) -> None:
+        self.store.forget()
+        self.read.begin()
+        self._times.clear()
+        self.texts.times.clear()
 
-    def _entering(self, name: str, names: tuple[str, ...]) -> Callable[..., None]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() != self._thread:
-                return
-            given = dict(zip(names, args, strict=False)) | kwargs
-            if in_backward():
-                if not self._running:
-                    self._again.enter_context(SdpaMode())  # backward leaves the function mode that is active
-            else:
-                if not self._running:
-                    self.runs += 1
-                    self.store.forget()
-                    self.read.begin()
-                    self._times.clear()
-                    self.texts.times.clear()
-                self.texts.read(name, given, "input_ids" in names, len(self._running))
-                self.read.entering(name, module, given)
-            self._running.append(RunningModule(name, module, given))
-
-        return enter
-
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self._thread and self._running and self._running[-1].module is module:
-            self._running.pop()
-            if not self._running:
-                self._last = None
-                self._again.close()
+    def _enter(self, modules: list[RunningModule], names: tuple[str, ...]) -> None:
+        new = modules[-1]
+        self.texts.read(new.name, new.given, "input_ids" in names, len(modules) - 1)
+        self.read.entering(new.name, new.module, new.given)
 
     # Attention calls
 
     def attention(self, query: Any, key: Any, value: Any, *, observe: Any = (), **options: Any) -> Any:
         """Compute and record `regard.attention` on tensors."""
-        if threading.get_ident() != self._thread or not self._running:
+        if not self.runs.here.modules:
             return adapter.attention(query, key, value, observe=observe, **options)
         asked = tuple(observe)
         with_lse = asked if "lse" in asked else (*asked, "lse")
         found = adapter.attention(query, key, value, observe=with_lse, **options)
         *results, seen = found
-        if not in_backward():  # where gradient checkpoints compute a forward again
-            self._record(query, key, value, seen.lse, {name: x for name, x in options.items() if x is not None})
+        with self.runs.lock:
+            if self.runs.recording:
+                self._record(query, key, value, seen.lse, {name: x for name, x in options.items() if x is not None})
         if asked:
             results.append(seen)
         return results[0] if len(results) == 1 else tuple(results)
@@ -266,9 +233,9 @@ class Recorder:
 
         Its arguments are recorded if it calls no attention that is.
         """
-        calls = self.calls
+        before = self.runs.here.last
         result = function(module, query, key, value, attention_mask, **given)
-        if self.calls > calls or not self._running:
+        if self.runs.here.last is not before or not self.runs.recording:
             return result
         known = (interface.attention.__kwdefaults__ or {}).keys() - {"dropout", "output_attentions", "cache"}
         with torch.no_grad():
@@ -286,14 +253,15 @@ class Recorder:
 
         index: of the patches, or of groups of as many patches; bounds: of the windows, in patches.
         """
-        if self._running:
+        if self.runs.recording:
             group = int(bounds[-1]) // len(index)
             rows = index.cpu().numpy()[:, None] * group + np.arange(group)
-            self._running[-1].order = np.argsort(rows.reshape(-1))
+            self.runs.here.modules[-1].order = np.argsort(rows.reshape(-1))
 
     def _record(self, query: Any, key: Any, value: Any, lse: Any, options: dict[str, Any]) -> None:
         self.calls += 1
-        module, last = self._running[-1].name or "attention", self._last
+        here = self.runs.here
+        module, last = here.modules[-1].name or "attention", here.last
         axis = -3 if options.get("layout") == "bnhd" else -2
         n_q = query.shape[axis]
         own_keys = last is not None and last.key.precedes(key, axis)
@@ -301,17 +269,17 @@ class Recorder:
         q, k = (autocast(x) if torch.is_autocast_enabled("cpu") else x for x in (query, key))
         given = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
         arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
-        call = CapturedCall.of(**arrays, options=given, cross=_crosses(self._running[-1], query))
+        call = CapturedCall.of(**arrays, options=given, cross=_crosses(here.modules[-1], query))
         if last is not None and piece and self._add_piece(last.layer, call, own_keys):
-            self._last = _LastCall(last.layer, _Place.of(query), _Place.of(key), last.rows + n_q)
+            here.last = _LastCall(last.layer, _Place.of(query), _Place.of(key), last.rows + n_q)
             return
         name, how = self._continued(module, call)
-        self._last = _LastCall(name, _Place.of(query), _Place.of(key), n_q)
-        self.lengths[name] = _cached_length(self._running[-1])
+        here.last = _LastCall(name, _Place.of(query), _Place.of(key), n_q)
+        self.lengths[name] = _cached_length(here.modules[-1])
         if not call.cross:
             self._how = how
         before, _ = self.belongs.get(name, (None, None))
-        text = self.texts.of_call(self._running, before, how, assign=not call.cross)
+        text = self.texts.of_call(here.modules, before, how, assign=not call.cross)
         self.belongs[name] = text, self.texts.other() if call.cross else text
         if how is None:
             self.read.attended(name, call.key.shape[2], text=self.belongs[name][1] is not None)
@@ -361,7 +329,7 @@ class Recorder:
                 self.kept[name].add(call, how)
             else:
                 self.kept[name] = JoinedCalls(call, self.store, self.heads, chosen)
-                self.kept[name].order = next((x.order for x in self._running if x.order is not None), None)
+                self.kept[name].order = next((x.order for x in self.runs.here.modules if x.order is not None), None)
         except UnjoinableCalls as error:
             self._drop(name, str(error))
         self._check_memory(name)
@@ -404,11 +372,12 @@ class Recorder:
         Its queries and keys are views behind those, or its keys are the same. Together they have no more rows than the
         sequence that the module was given: else they are other batch elements or heads.
         """
-        if not self._running or (self._running[-1].name or "attention") != _module(last.layer):
+        modules = self.runs.here.modules
+        if (modules[-1].name or "attention") != _module(last.layer):
             return False
         if not last.query.precedes(query, axis) or not (last.key.precedes(key, axis) or last.key.holds(key)):
             return False
-        for running in reversed(self._running):
+        for running in reversed(modules):
             given = [x for x in running.given.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
             if not any(x.data_ptr() == query.data_ptr() and x.numel() == query.numel() for x in given):
                 lengths = [x.shape[-2] for x in given if x.ndim > 1]
@@ -486,6 +455,13 @@ class Recorder:
                 f"the model runs {', '.join(sorted(self.unlike))} for its attention, whose output is not "
                 "softmax(scale · q kᵀ + mask) v: the captured weights are of that, and not the model's"
             )
+        if self.runs.overlapping:
+            yield (
+                f"{self.runs.overlapping} runs of the model in other threads began while another was recorded, and are "
+                "not shown"
+            )
+        if self.runs.unfinished:
+            yield "the model was still running in another thread: the rest of its calls are not shown"
 
 
 def _is(chosen: int | str, number: int, name: str) -> bool:

@@ -26,7 +26,7 @@ from regard.torch.capture.forward import (
     without_logits,
 )
 from regard.torch.capture.recorder import capture, pieces
-from regard.torch.capture.switched import SdpaMode, on_regard
+from regard.torch.capture.switched import on_regard, redirected
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Replacement = Literal["zero", "mean"]
@@ -367,8 +367,7 @@ def heads_replaced(
     with ExitStack() as stack:
         stack.enter_context(inside.hooked())
         stack.enter_context(on_regard(network, own, lambda index, bounds: None))
-        stack.enter_context(adapter.watched(attention))
-        stack.enter_context(SdpaMode())
+        stack.enter_context(redirected(attention))
         yield
 
 

@@ -1,12 +1,14 @@
 """Functions that are replaced inside of `regard.capture`.
 
-Every call of attention goes through `regard.attention`. transformers' models use their attention interface, calls of
-`F.scaled_dot_product_attention` a function mode. A user's own function of the interface stays and runs.
+Calls of attention go through `regard.attention`. transformers' models use their attention interface, calls of
+`F.scaled_dot_product_attention` a function mode of the thread. A user's own function of the interface stays and runs.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -14,41 +16,86 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.torch.adapter import watching
+from regard.runtime.forks import renewed
+from regard.torch.adapter import watched, watching
 from regard.torch.dropins import functional
 from regard.torch.dropins import transformers as interface
-from regard.torch.modes import quiet
+from regard.torch.modes import function_modes, quiet
 
 WINDOWS = "get_vision_window_index"
 """transformers' function for the order in which a model of pictures sorts its patches by windows."""
+
+
+_switched: dict[int, "SwitchedConfig"] = {}
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
+
+
+@dataclass
+class SwitchedConfig:
+    """A configuration of transformers with attn_implementation="regard", and what it had before.
+
+    holders: the number of `on_regard` that are inside. One thread may leave while another is.
+    """
+
+    config: Any
+    before: Any
+    holders: int = 0
+
+
+@contextmanager
+def redirected(attention: Callable[..., Any]) -> Iterator[None]:
+    """Call `attention` in place of `regard.attention` and PyTorch's function, in this thread, inside of a `with`."""
+    with watched(attention):
+        if any(type(mode) is SdpaMode for mode in function_modes()):
+            yield
+        else:
+            with SdpaMode():
+                yield
 
 
 @contextmanager
 def on_regard(
     model: nn.Module, own_function: Callable[..., Any], sorted_by: Callable[[Any, Any], None]
 ) -> Iterator[None]:
-    """Set attn_implementation="regard" on a model of transformers inside of a `with`.
+    """Set attn_implementation="regard" on a model of transformers, and on those in a module, inside of a `with`.
 
     own_function: is called with a user's own function of the interface, and its arguments, in its place. sorted_by: is
     called with the order of patches by windows, and the bounds of windows.
     """
-    if not hasattr(model, "set_attn_implementation"):
+    models = [module for module in model.modules() if hasattr(module, "set_attn_implementation")]
+    if not models:
         yield
         return
     interface.register_transformers()
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "set_attn_implementation")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
     with ExitStack() as stack:
-        for config, implementation in before:
-            stack.callback(setattr, config, "_attn_implementation_internal", implementation)
-        model.set_attn_implementation(interface.NAME)
-        own = {name for name in {name for _, name in before} if _replace_own(name, own_function, stack)}
-        for config, implementation in before:
-            if implementation in own:
-                config._attn_implementation_internal = implementation
+        configs = [_held(config, stack) for config in {id(m.config): m.config for m in models}.values()]
+        inner = {module for of in models for module in of.modules() if module is not of}
+        for outermost in [of for of in models if of not in inner]:
+            outermost.set_attn_implementation(interface.NAME)
+        own = {name for name in {x.before for x in configs} if _replace_own(name, own_function, stack)}
+        for x in configs:
+            if x.before in own:
+                x.config._attn_implementation_internal = x.before
         for name in {type(module).__module__ for module in model.modules()}:
             _replace_windows(sys.modules.get(name), sorted_by, stack)
         yield
+
+
+def _held(config: Any, stack: ExitStack) -> SwitchedConfig:
+    """Note what a configuration has, and give it back when the last that was noted leaves."""
+    with _lock:
+        switched = _switched.setdefault(id(config), SwitchedConfig(config, config._attn_implementation))
+        switched.holders += 1
+    stack.callback(_release, switched)
+    return switched
+
+
+def _release(switched: SwitchedConfig) -> None:
+    with _lock:
+        switched.holders -= 1
+        if not switched.holders:
+            switched.config._attn_implementation_internal = switched.before
+            del _switched[id(switched.config)]
 
 
 def _replace_own(name: str | None, own_function: Callable[..., Any], stack: ExitStack) -> bool:

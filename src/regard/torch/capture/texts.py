@@ -111,9 +111,9 @@ class Texts:
         None also if the module of a layer is in a tower of other inputs. layers: the names of the modules of all
         layers. Those of a text are in the innermost modules that were given it.
         """
-        readers = [x for x in text.readers if any(_inside(y, x) for y in layers)] if text is not None else []
-        innermost = [x for x in readers if not any(y != x and _inside(y, x) for y in readers)]
-        if innermost and not any(_inside(layer, x) for x in innermost):
+        readers = [x for x in text.readers if any(inside(y, x) for y in layers)] if text is not None else []
+        innermost = [x for x in readers if not any(y != x and inside(y, x) for y in readers)]
+        if innermost and not any(inside(layer, x) for x in innermost):
             return None
         return next((name for name, x in self.named.items() if x is text), None)
 
@@ -123,7 +123,7 @@ def nth(name: str, times: int) -> str:
     return name if times == 1 else f"{name}#{times}"
 
 
-def _inside(layer: str, module: str) -> bool:
+def inside(layer: str, module: str) -> bool:
     """Return True if a module is another one, or inside of it."""
     return not module or f"{layer}.".startswith(f"{module}.")
 

@@ -16,7 +16,7 @@ from regard.ops.callcache import entries, signature
 from regard.rules import type_name
 from regard.torch import modes
 from regard.torch.adapter import watching
-from regard.torch.arrays import autocast
+from regard.torch.arrays import autocast, changes_nothing
 from regard.torch.dropins import modules, nested
 from regard.torch.dropins.packages import Shared, with_attributes
 from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
@@ -206,9 +206,7 @@ def _tensor(name: str, x: Any) -> torch.Tensor:
     """
     if not isinstance(x, Tensor):
         raise _wrong(name, "Tensor", x)
-    if type(x) in KNOWN or type(x).__torch_dispatch__ is not modes.no_torch_dispatch:
-        return x
-    return x if torch.compiler.is_compiling() else x.as_subclass(Tensor)
+    return x if torch.compiler.is_compiling() or not changes_nothing(x) else x.as_subclass(Tensor)
 
 
 def _number(name: str, x: Any) -> float:

@@ -27,6 +27,7 @@ from regard.torch.modes import (
     drawn_once,
     fake,
     jit_state,
+    profiled,
     tracing,
     transforms_active,
     watched,
@@ -44,14 +45,14 @@ library = torch.library.Library("regard", "DEF")
 
 
 def execute(name: str, call: TensorCall, given: Given) -> Any:
-    """Run an operation by its kernel, or by the dispatcher if a mode must see it.
+    """Run an operation by its kernel, or by the dispatcher if a mode or a profile must see it.
 
     The dispatcher also serves tensors without values.
     """
     if transforms_active() and any(x is not None and wrapped(x) for x in given):  # one level of several
         with torch.enable_grad(), with_forward_mode(True), below_autograd():
             return tuple(operate(name, call, given))
-    if watched() or (call.cached is None and fake(given[0])):  # if query is, all are
+    if watched() or profiled() or (call.cached is None and fake(given[0])):  # if query is, all are
         with below_autograd():
             return tuple(operate(name, call, given))
     return KERNELS[name](call, *given)
