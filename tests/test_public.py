@@ -97,7 +97,7 @@ SIGNATURES = {
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
     f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
     "return_weights=False, observe=(), engine=None)",
-    "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, chunk=128, layout='bhnd')",
+    "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, mask=None, chunk=128, layout='bhnd')",
     "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, bias=False, sink=False, "
     "dropout=False, array_mask=False, statistics=(), maps=False, relaxed=False)",
     "merge": "(*parts, sink=None)",

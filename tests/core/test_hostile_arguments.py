@@ -178,7 +178,7 @@ CASES: dict[str, Case] = {
     "linear_attention": Case(
         regard.linear_attention,
         QKV,
-        ARRAYS | {"feature_map": "", "causal": "bool", "chunk": "int", "layout": ""},
+        ARRAYS | {"feature_map": "", "causal": "bool", "mask": "none flags", "chunk": "int", "layout": ""},
     ),
     "RandomFeatures": Case(linear.RandomFeatures, {}, {"num_features": "int", "seed": "int"}),
     "set_num_threads": Case(regard.set_num_threads, {"n": 1}, {"n": "int"}),

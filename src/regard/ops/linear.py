@@ -219,7 +219,6 @@ def _stream(
         values[..., :-1] = v[..., start:stop, :]
         features = phi.of(k[..., start:stop, :].astype(wide))
         if keep is not None:
-            values[..., -1:] = keep[..., start:stop, :]
             features = phi.visible(features, keep[..., start:stop, :])
         return features, values
 
@@ -295,7 +294,10 @@ class _Features:
         return self.space.constant(x)
 
     def visible(self, features: Any, keep: Any) -> Any:
-        """Return φ of keys, 0 for those that are not visible."""
+        """Return φ of keys, 0 for those that are not visible, whose values are 0.
+
+        Where a row sees none, exponentials relative to their peak are 1, and their values still sum to 0.
+        """
         return self.xp.where(keep, features, LOWEST if self.log else 0.0)
 
     def rescaled(self, features: NDArray, state: _State) -> tuple[NDArray, _State]:
@@ -328,7 +330,7 @@ class _Features:
             phi = phi if self.per_feature else phi + state.peak
             phi = self.xp.exp(phi - self.constant(self.xp.amax(phi, -1)[..., None]))
         if self.per_feature:
-            phi = _divide(phi, state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)), self.xp)
+            phi = phi / (state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)))
         return phi
 
 
@@ -376,8 +378,7 @@ def _at_once(phi: _Features, q: Any, k: Any, v: Any, keep: Any, causal: bool, ch
     if keep is not None:
         keep = _grouped(keep, h_kv)
         k, v = (xp.where(keep, x, 0.0) for x in (k, v))
-    ones = xp.ones_like(v[..., :1])
-    values = xp.concatenate([v, ones if keep is None else xp.where(keep, ones, 0.0)], -1)  # the column sums the weights
+    values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
     sums = _hierarchy(phi, q, k, values, keep, chunk) if causal else _whole(phi, q, k, values, keep)
     out = _divide(sums[..., :-1], sums[..., -1:], xp)
     out = xp.broadcast_to(out.reshape(*out.shape[:-4], h, rows, shape[-1]), (*shape[:-2], rows, shape[-1]))

@@ -155,16 +155,10 @@ def attention(
                 query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
             )
         return traced.attention(query, key, value, return_weights, observe, engine, options)
-    if not (type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN):
-        if theirs := overriding((query, key, value)):
-            return handle_torch_function(
-                attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,
-                **options,
-            )  # fmt: skip
-        if type(query) is imported("torch.distributed.tensor", "DTensor"):
-            return loaders["torch.dtensors"]().distributed(
-                query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
-            )
+    if type(query) not in PLAIN and type(query) is imported("torch.distributed.tensor", "DTensor"):
+        return loaders["torch.dtensors"]().distributed(
+            query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
+        )
     watches = _watching.get()
     if watches:
         with _redirected(watches[:-1]):
@@ -185,7 +179,7 @@ def attention(
                 return known.cached.output(query, key, value, *dense)
             if not dense and (known.low or query.dtype not in SHORT):
                 return applied(known, query, key, value)[0]
-    if theirs := overriding(options.values()):
+    if theirs := overriding((query, key, value, *options.values())):
         return handle_torch_function(
             attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,
             **options,
