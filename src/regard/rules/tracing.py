@@ -166,11 +166,11 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = None) -> Tabl
     bounds: "clamp" makes an index beyond an end take the end, and so does None, with one exception:
     an axis read at ``i`` alone with an entry for each of n_q queries raises ValueError where
     n_q ≠ n_k and no `offset` is given. There i is row + n_k - n_q, which is no row of the table.
-    "raise" refuses a call that would read an index beyond an end for a pair that its mask allows. The
-    branch of a `regard.where` that is not taken is not read, nor is the right of ``&`` where the left
-    is false. A negative number as an index raises IndexError. Calls are checked before any work,
-    without n × n memory. If a check is too large for that, or an index depends on a score or on
-    traced values, the error says so.
+    "raise" refuses a call that would read an index beyond an end for a pair that its mask allows.
+    The branch of a `regard.where` that is not taken is not read, nor is the right of ``&`` where
+    the left is false. A negative number as an index raises IndexError. Calls are checked before any
+    work, without n × n memory. If a check is too large for that, or an index depends on a score or
+    on traced values, the error says so.
 
     For a `torch.Tensor` of floats, the table is the tensor itself, with its values at each call,
     and gradients go to the tensor. ``tensor[h, i - j]`` in a rule means

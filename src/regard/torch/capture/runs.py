@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.runtime.forks import renewed
 from regard.torch.capture.switched import redirected
 from regard.torch.capture.texts import RunningModule, inside
 from regard.torch.modes import in_backward
@@ -45,7 +46,7 @@ class Runs:
         enter: Callable[[list[RunningModule], tuple[str, ...]], None],
     ):
         self.model, self.attention, self.begin, self.enter = model, attention, begin, enter
-        self.lock = threading.RLock()
+        self.lock = renewed(self, "lock", threading.RLock)
         self.here = ThreadRun()
         self.count = self.overlapping = self.unfinished = 0
         self._recorded: list[RunningModule] | None = None

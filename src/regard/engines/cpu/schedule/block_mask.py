@@ -33,7 +33,7 @@ TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 USUAL = -1024.0  # a bias that is as large may be the largest of its row
 UNDERFLOW = {4: 105, 8: 750}  # by the bytes of sums: exp of less than −this is 0
 LOW = USUAL - min(UNDERFLOW.values())  # a larger bias never has weight 0 by `least_visible`
-ALIVE, FAR, ODD = 1, 2, 4  # bits: a row has a bias of at least USUAL, a finite one up to `least`, and NaN or ∞
+ALIVE, FAR, ODD = 1, 2, 4  # flags: a row has a bias of at least USUAL, a finite one up to `least`, and NaN or ∞
 
 
 class BlockMask:
@@ -173,9 +173,9 @@ def source(target: Target, element: Type, bounds: tuple[int, int | None] | None)
 
         def gather(begin: bool) -> None:
             """Combine a row with the block's earlier ones, or start from it."""
-            x, found = k.at(line.value, element), k.whole(0)
+            x, row_flags = k.at(line.value, element), k.whole(0)
             for lanes, first, stop in ((W, 0, whole), (0, whole, width)):
-                kinds = k.variable(zero.spread(lanes))
+                flags = k.variable(zero.spread(lanes))
                 with k.loop(stop, start=first, step=lanes or 1) as a:
                     bits = x.load(a, lanes)
                     visible = bits
@@ -186,13 +186,13 @@ def source(target: Target, element: Type, bounds: tuple[int, int | None] | None)
                         alive = (bits >= zero) | (bits <= usual)
                         far = (bits >= least) & (bits < last)
                         odd = (bits >= last + 2 ** (8 * element.size - 1)) | ((bits > last) & (bits < zero))
-                        for is_kind, bit in ((alive, ALIVE), (far, FAR), (odd, ODD)):
-                            kinds.value = kinds.value | k.where(is_kind, k.constant(element, bit), zero)
+                        for holds, flag in ((alive, ALIVE), (far, FAR), (odd, ODD)):
+                            flags.value = flags.value | k.where(holds, k.constant(element, flag), zero)
                     some[a] = visible if begin else some.load(a, lanes) | visible
                     every[a] = visible if begin else every.load(a, lanes) & visible
-                found = found | (k.folded(kinds.value, or_) if lanes else kinds.value).to(I64)
+                row_flags = row_flags | (k.folded(flags.value, or_) if lanes else flags.value).to(I64)
             if usual is not None:
-                unproven = (found & (ALIVE | FAR) == FAR) | (found & ODD != 0)
+                unproven = (row_flags & (ALIVE | FAR) == FAR) | (row_flags & ODD != 0)
                 proven.value = k.where(unproven, k.whole(0), proven.value)
             line.value = line.value + k.integer("row")
 
