@@ -52,22 +52,14 @@ MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 @functools.cache
 def state() -> str | None:
-    """Return the reason why it cannot run here, or None.
-
-    LLVM ends the process where the system refuses memory for code, so llvmlite is asked before the first kernel, cached
-    or not.
-    """
+    """Return the reason why it cannot run here, or None."""
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
         return f"llvmlite is missing: {remedy('llvmlite')}"
-    from llvmlite.binding import check_jit_execution
+    from regard.engines.cpu.target.instructions import refused
 
-    try:
-        check_jit_execution()
-    except OSError as error:
-        return f"the system refuses memory for compiled code ({error.strerror})"
-    return None
+    return refused()
 
 
 def supports(p: Problem) -> str | None:

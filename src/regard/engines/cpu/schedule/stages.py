@@ -51,7 +51,7 @@ def summarized(p: Problem) -> list[tuple[Array, Array]]:
 
     Empty for calls that would not gain by it. Otherwise stages depend on the contents of arrays, and are not cached.
     """
-    if (p.mask_node is None and p.bias is None) or not long(p) or p.origin[2] % PART:
+    if not long(p) or p.origin[2] % PART:
         return []
     arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
     found = list(zip(arrays, dense_masks(p), strict=True))

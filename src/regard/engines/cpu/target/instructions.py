@@ -16,6 +16,20 @@ if _one_at_a_time is not None:
     forks.held(_one_at_a_time)
 
 
+@cache
+def refused() -> str | None:
+    """Return the reason why compiled code may not run, or None.
+
+    LLVM ends the process where the system refuses memory for code, so llvmlite is asked before the first kernel, cached
+    or not.
+    """
+    try:
+        llvm.check_jit_execution()
+    except OSError as error:
+        return f"the system refuses memory for compiled code ({error.strerror})"
+    return None
+
+
 @dataclass(frozen=True)
 class Prefetch:
     """The prefetch pattern of data that is read once.
