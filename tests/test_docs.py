@@ -346,6 +346,23 @@ def test_numbers_agree_as_those_of_two_processors_do(outputs: Any) -> None:
     assert not agree("True", "False")
 
 
+def test_every_block_of_the_reference_is_read_without_frameworks() -> None:
+    """Modules for PyTorch and JAX are imported over mocks, as by README's build."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(DOCS / "extensions")!r})
+from types import SimpleNamespace
+import missing
+from sphinx.ext.autodoc.mock import mock
+missing.setup(SimpleNamespace(config=SimpleNamespace()))
+with mock(list(missing.PACKAGES)):
+    import regard.jax, regard.torch
+    import regard.torch.natten, regard.torch.flash_attn
+    assert "Mock" in type(sys.modules["jax"]).__name__ and "Mock" in type(sys.modules["torch"]).__name__
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_links_lead_somewhere(site: Path) -> None:
     assert dead_links(site) == []
 

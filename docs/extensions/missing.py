@@ -19,5 +19,6 @@ def either(one: Any, other: Any) -> Any:
 def setup(app: Any) -> dict[str, Any]:
     _MockObject.__or__ = either
     _MockObject.__ror__ = lambda other, one: either(one, other)
+    _MockObject.__setitem__ = lambda mock, key, value: None  # a module may register what it makes
     app.config.autodoc_mock_imports = [name for name in PACKAGES if find_spec(name) is None]
     return {"parallel_read_safe": True, "parallel_write_safe": True}
