@@ -251,6 +251,7 @@ def test_a_call_is_recorded_by_each_capture_around_it() -> None:
     with regard.capture(model) as whole, regard.capture(attention) as part, regard.capture(model) as again:
         model(text(5))
         attention(*[text(6)] * 3, need_weights=True)
+        assert not watching()
     assert [(x.name, x.n_q) for x in whole] == [("0.self_attn", 6), ("1", 5)]
     assert [(x.name, x.n_q) for x in again] == [("0.self_attn", 6), ("1", 5)]
     assert [x.n_q for x in part] == [6]

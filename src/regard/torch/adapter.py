@@ -244,8 +244,14 @@ def watched(watch: Callable[..., Any]) -> Iterator[None]:
     """
     spreading.refuse("a recorder of attention", "record one process")
     around = _watching.get()
-    with _redirected(around if watch in around else (*around, watch)):  # a thread may begin with a copied context
+    if watch in around:  # a thread may begin with a copied context
         yield
+        return
+    _watching.set((*around, watch))
+    try:
+        yield
+    finally:  # hooks of nested captures end in the order in which they began
+        _watching.set(tuple(x for x in _watching.get() if x != watch))
 
 
 @contextmanager
