@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import and_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class KeyMask(NamedTuple):
-    """What a mask of linear attention hides.
+    """The visible keys and the documents of a mask of linear attention.
 
     keys: arrays of booleans that broadcast to (..., h, n_k), True where a key is visible. documents: ids of the queries
     (b, n_q) and of the keys (b, n_k), which have to be equal; b is the size of the leading dimensions. Rows share none.
@@ -71,11 +73,8 @@ class KeyMask(NamedTuple):
 
     def visible(self, like: Callable[[Array], Any]) -> Any:
         """Return the visible keys as one array that broadcasts to (..., h, n_k), or None for all."""
-        found = None
-        for x in self.keys:
-            x = like(x) if isinstance(x, np.ndarray) else x
-            found = x if found is None else found & x
-        return found
+        keys = [like(x) if isinstance(x, np.ndarray) else x for x in self.keys]
+        return reduce(and_, keys) if keys else None
 
 
 REMEDY = (
@@ -121,8 +120,8 @@ def _contiguous(rule: Mask, ids: list[list[Array]]) -> tuple[Array, Array]:
     labels = flat.reshape(both.shape[:-1]) + np.arange(len(both))[:, None] * flat.size
     query, key = np.split(labels, [ids[0][0].shape[1]], axis=1)
     for x in (query, key):
-        found = _runs(x).id
-        if len(np.unique(found)) < len(found):
+        ids_of_runs = _runs(x).id
+        if len(np.unique(ids_of_runs)) < len(ids_of_runs):
             raise ValueError(f"mask of linear_attention {REMEDY}; the ids of {rule} are not contiguous")
     return query, key
 

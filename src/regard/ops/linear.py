@@ -92,8 +92,8 @@ def linear_spec(
     else:
         phi_q, phi_k = (np.exp(phi.of(x)) if phi.log else phi.of(x) for x in (q, k))
         a = np.where(visible, np.einsum("...ir,...jr->...ij", phi_q, phi_k), 0)
-    p = _divide(a, a.sum(-1, keepdims=True))
-    return np.einsum("...ij,...jb->...ib", p, v), p
+    weights = _divide(a, a.sum(-1, keepdims=True))
+    return np.einsum("...ij,...jb->...ib", weights, v), weights
 
 
 @dispatched
@@ -126,9 +126,8 @@ def linear_attention(
             https://arxiv.org/abs/2006.16236). "relu": max(x, 0). "softmax": efficient attention
             (Shen et al. 2021, https://arxiv.org/abs/1812.01243), softmax over features for a query,
             and over visible keys for each feature of the keys. "favor": `RandomFeatures()`, stable
-            for any norms. Or a `RandomFeatures`, or a function of the last axis alone, from (...,
-            d)
-            to (..., r), not negative, which is given float32 or float64.
+            for any norms. Or a `RandomFeatures`, or a function of the last axis alone, from
+            (..., d) to (..., r), not negative, which is given float32 or float64.
         causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have
             no influence.
         mask: the keys that queries see, in sequences of different lengths or packed documents:

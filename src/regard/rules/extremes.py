@@ -1,6 +1,7 @@
 """Least and greatest entries of ranges of a table, from an O(n / block) summary."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -81,7 +82,17 @@ class Extremes:
         return results[0], results[1]
 
 
-_nan: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
+def _once(function: Callable[[Table], bool]) -> Callable[[Table], bool]:
+    """Cache what a function finds in a table, since tables never change."""
+    results: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
+
+    @wraps(function)
+    def cached(table: Table) -> bool:
+        if table not in results:
+            results[table] = function(table)
+        return results[table]
+
+    return cached
 
 
 def _entries(table: Table) -> Array:
@@ -89,21 +100,16 @@ def _entries(table: Table) -> Array:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
+@_once
 def has_nan(table: Table) -> bool:
-    """Return whether an entry of a table is NaN, cached."""
-    if table not in _nan:
-        _nan[table] = table.kind == "float" and bool(np.isnan(_entries(table)).any())
-    return _nan[table]
+    """Return whether an entry of a table is NaN."""
+    return table.kind == "float" and bool(np.isnan(_entries(table)).any())
 
 
-_large: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
-
-
+@_once
 def has_infinite(table: Table) -> bool:
-    """Return whether an entry of a float table is NaN or infinite in float32, cached; False for unknown entries."""
-    if table not in _large:
-        _large[table] = table.known is not None and not bool((abs(_entries(table)) <= np.finfo(np.float32).max).all())
-    return _large[table]
+    """Return whether an entry of a float table is NaN or infinite in float32; False for unknown entries."""
+    return table.known is not None and not bool((abs(_entries(table)) <= np.finfo(np.float32).max).all())
 
 
 def _summarize(table: Table, axis: int, spans: Spans | None) -> Extremes:

@@ -524,9 +524,8 @@ def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
     """Trace the expression that `function` computes from `leaves`.
 
     leaves: `MASK_LEAVES` or `SCORE_LEAVES`. Raises TypeError if a mask returns no boolean, a score
-    no number, or if `function` takes other arguments. Of a function that Numba
-    compiles, the Python function is traced. Errors of `function` itself get a note that names the
-    rule.
+    no number, or if `function` takes other arguments. Of a function that Numba compiles, the Python
+    function is traced. Errors of `function` itself get a note that names the rule.
 
     >>> trace(lambda b, h, i, j: i - j >= 0, ("b", "h", "i", "j"))
     less_equal(0, subtract(i, j))

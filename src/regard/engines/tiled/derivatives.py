@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.core.problem import Carried, Differential, Outputs, Problem, SumShapes
 from regard.core.statistics import ENTROPY
-from regard.engines.tiled.forward_pass import BlockLse, forward, in_order, rows_of, spread_blocks, weight
+from regard.engines.tiled.forward_pass import BlockLse, bounded, forward, in_order, rows_of, spread_blocks, weight
 from regard.engines.tiled.tiles import BLOCK_Q, SPLIT_TILES, Chunk, QueryBlock, masked, product
 from regard.rules import Node, Table, reading, tangent
 from regard.rules.derivative import multiply
@@ -85,8 +85,7 @@ class ChunkWeights:
     @cached_property
     def surprise(self) -> Array:
         """Return log P + 1, the derivative of P log P; finite where P is 0."""
-        log_P = np.maximum(self.S - self.saved.finite_lse, 2 * np.log(np.finfo(self.S.dtype).tiny))
-        return self.visible(log_P) + 1
+        return self.visible(bounded(self.S - self.saved.finite_lse)) + 1
 
     def through(self, node: Node | None, x: Array, ds: Array | None = None) -> Array:
         """Return x · node, where node is a derivative of the score rule; None means 1.

@@ -173,8 +173,7 @@ class OnlineSoftmax:
         m = S.max(axis=2).max(axis=-1)
         hidden = None if self.clean[chunk.tiles].all() else masked(S)
         S -= finite(m)[:, :, None, :, None]
-        # exp is 0 below the limit, and 0 · (S − m) must be 0 where S is −∞.
-        shifted = None if self.e is None else np.maximum(S, 2 * np.log(np.finfo(S.dtype).tiny))
+        shifted = None if self.e is None else bounded(S)
         P = np.exp(S, out=S)
         l = in_order(P.sum(axis=-1))
         e = None if shifted is None else in_order(np.multiply(P, shifted, out=shifted).sum(axis=-1))
@@ -288,6 +287,12 @@ def finite(m: Array) -> Array:
     """Replace −∞ by the least number, so that exp(−∞ − m) is 0 and not NaN."""
     least: Array = np.maximum(m, np.finfo(m.dtype).min)
     return least
+
+
+def bounded(difference: Array) -> Array:
+    """Return S − m, or where exp(S − m) is 0 a number whose product with 0 is 0."""
+    x: Array = np.maximum(difference, 2 * np.log(np.finfo(difference.dtype).tiny))
+    return x
 
 
 def rescaled(e: Array, l: Array, factor: Array, shift: Array) -> Array:

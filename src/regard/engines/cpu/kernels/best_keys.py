@@ -15,8 +15,8 @@ from regard.engines.cpu.spec.scratch import SplitState
 class BestKeys:
     """Lists of the `spec.best` largest scores of every lane, and of their columns.
 
-    They fall, with −∞ and −1 for none; NaN counts as ∞, and earlier keys win ties. Lists are
-    `values` and `indices` of a state.
+    Scores fall, with −∞ and −1 for none; NaN counts as ∞, and earlier keys win ties. Lists are `values` and `indices`
+    of a state.
     """
 
     def __init__(self, lanes: Lanes):

@@ -53,11 +53,11 @@ def summarized(p: Problem) -> list[tuple[Array, Array]]:
     """
     if not long(p) or p.origin[2] % PART:
         return []
-    arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
-    found = list(zip(arrays, dense_masks(p), strict=True))
-    if p.bias is not None and hides(p.dense(p.bias)):
-        found.append((p.bias, p.dense(p.bias)))
-    return [(x, view) for x, view in found if view.strides[-1] == view.itemsize]
+    masks = () if p.mask_node is None else Program.of([p.mask_node]).dense
+    dense = list(zip(masks, dense_masks(p), strict=True))
+    if p.bias is not None and hides(view := p.dense(p.bias)):
+        dense.append((p.bias, view))
+    return [(x, view) for x, view in dense if view.strides[-1] == view.itemsize]
 
 
 def long(p: Problem) -> bool:
@@ -110,8 +110,8 @@ class LaunchStages:
     @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
         """Return those of `summarized` that hide, and also as (..., h, n_q, n_k)."""
-        found = summarized(self.p)
-        return [x for x in found if x[0] is not self.p.bias or hides(x[1], self.least)]
+        bias = self.p.bias
+        return [(x, view) for x, view in summarized(self.p) if x is not bias or hides(view, self.least)]
 
     @cached_property
     def mask(self) -> Node | None:
@@ -260,7 +260,9 @@ class LaunchStages:
         edges, reading = p.extents.key_edges(KEYS), self.varying
         height, target = max(1, self.spec.lanes // 2), chosen()
         masks = {
-            id(x): BlockMask(view, self.rows.start, height, target, self.threads, *[self.least] * (x is p.bias))
+            id(x): BlockMask(
+                view, self.rows.start, height, target, self.threads, self.least if x is p.bias else -np.inf
+            )
             for x, view in self.masks
         }
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
