@@ -36,9 +36,9 @@ class Sizes(NamedTuple):
 
 
 class LogSums(Protocol):
-    """Logarithms of sums of exp(S) over the keys of each query, (..., h, n_q).
+    """Logarithms of sums of exp(S − x) over the keys of each query, (..., h, n_q).
 
-    lse: over all visible keys and the sink.
+    x is 0, but near lse where that is too large to hold a logarithm. lse: over all visible keys and the sink.
     """
 
     @property
@@ -52,7 +52,7 @@ class LogSums(Protocol):
         ...
 
     def times(self, factor: float) -> Array:
-        """Sum exp(factor · S), without the sink."""
+        """Sum exp(factor · (S − x)), without the sink."""
         ...
 
 

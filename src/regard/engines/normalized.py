@@ -1,10 +1,10 @@
-"""Cotangents corrected where lse is too large for exp(S − lse) to be exact.
+"""Weights, and cotangents, corrected where lse is too large for exp(S − lse) to be exact.
 
 Models write scores such as 3e38 to hide keys. Next to such a score a float cannot hold the logarithm of a sum: in a row
 of n such scores each weight would be 1 instead of 1 / n.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from regard.core.problem import Outputs, Problem
 Array = np.ndarray[Any, np.dtype[Any]]
 Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
+STRIP = 2**22  # weights of whole rows that are in memory at once
+
 
 def too_large(lse: Array) -> Array:
     """Return whether weights next to each lse, computed in its dtype, may have lost half of their digits."""
@@ -22,27 +24,52 @@ def too_large(lse: Array) -> Array:
     return large
 
 
+@np.errstate(all="ignore")
+def factors(p: Problem, lse: Array, maps: Maps) -> Array | None:
+    """Return factors (..., h, n_q) of weights exp(S − lse): 1 over their sum, if lse is too large, else 1.
+
+    None if no factor is needed. maps: those of the engine, since its weights have the same errors. Weights of a part
+    are left as they are: it does not have all of a row.
+    """
+    large = too_large(lse)
+    if p.part is not None or not p.n_k or not large.any():
+        return None
+    total = row_sums(p, lse, maps)
+    if p.sink is not None:
+        total = total + np.exp(p.sink.astype(p.compute)[..., None] - lse)
+    found: Array = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
+    return found
+
+
+def row_sums(p: Problem, lse: Array, maps: Maps) -> Array:
+    """Return Σ_j exp(S − lse), (..., h, n_q)."""
+    return maps(p, lse, p.n_q, 1)[0][..., 0]
+
+
 def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs:
     """Divide the cotangents of rows by the sum of their weights, if far from 1.
 
-    Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. Rows are
-    corrected if their weights may have lost half of their digits. maps: those of the engine, since its weights have the
-    same errors. Cotangents of a part are left as they are: it does not have all weights of a row.
+    Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same.
     """
-    if p.part is not None:
-        return ct
     assert outputs.lse is not None
-    large = too_large(outputs.lse)
-    if not large.any():
+    factor = factors(p, outputs.lse, maps)
+    if factor is None:
         return ct
-    with np.errstate(all="ignore"):
-        total = maps(p, outputs.lse, p.n_q, 1)[0][..., 0]
-        if p.sink is not None:
-            total = total + np.exp(p.sink.astype(p.compute)[..., None] - outputs.lse)
-        factor = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
 
     def divided(x: Array | None, factor: Array) -> Array | None:
         return None if x is None else (x * factor).astype(x.dtype)
 
     out, lse, entropy = ct.out, ct.lse, ct.entropy
     return Outputs(divided(out, factor[..., None]), divided(lse, factor), divided(entropy, factor))
+
+
+def strips(p: Problem, rows: Any) -> Iterator[Any]:
+    """Return parts of rows, of which all weights have at most `STRIP` numbers, or one row."""
+    count = max(1, STRIP // max(1, p.batch * p.heads * p.n_k))
+    return (rows[n : n + count] for n in range(0, len(rows), count))
+
+
+def of_whole_rows(weights: Callable[..., Array], p: Problem, lse: Array, rows: Any, cols: range) -> Array:
+    """Return a part of the weights from those of whole rows, of which lse takes no digits."""
+    keys = slice(cols.start, cols.stop, cols.step)
+    return np.concatenate([weights(p, lse, some, range(p.n_k))[..., keys] for some in strips(p, rows)], axis=-2)

@@ -9,7 +9,9 @@ import numpy as np
 from regard.core.parts import scores_alone, scores_times
 from regard.core.problem import Outputs, Problem
 from regard.core.statistics import Statistic
+from regard.engines.normalized import Maps, factors, row_sums, strips, too_large
 from regard.rules import Mask
+from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Found = dict[Statistic, Any]
@@ -22,10 +24,15 @@ def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
 
 
 def complete(
-    p: Problem, lse: Array, found: Mapping[Statistic, Any], forward: Callable[[Problem], tuple[Outputs, Found]]
+    p: Problem,
+    lse: Array,
+    found: Mapping[Statistic, Any],
+    forward: Callable[[Problem], tuple[Outputs, Found]],
+    maps: Maps,
+    weights: Callable[..., Array],
 ) -> Found:
-    """Return every statistic observed, given those of `basic`."""
-    sums = ForwardSums(p, lse, forward)
+    """Return every statistic observed, given those of `basic`. maps, weights: those of the engine."""
+    sums = ForwardSums(p, lse, forward, maps, weights)
     return {
         s: found[s] if s.needs is None else s.follow([found[needed] for needed in s.needs], sums, p.sizes)
         for s in p.observe
@@ -34,22 +41,55 @@ def complete(
 
 @dataclass
 class ForwardSums:
-    """The `LogSums` of a call, by further forward passes."""
+    """The `LogSums` of a call, by further forward passes.
+
+    Where `known`, the lse of the scores, is too large, they are those of exp(S − known), from weights.
+    """
 
     p: Problem
-    lse: Array
+    known: Array
     forward: Callable[[Problem], tuple[Outputs, Found]]
+    maps: Maps
+    weights: Callable[..., Array]
 
-    def _sum(self, p: Problem) -> Array:
+    @cached_property
+    def factor(self) -> Array | None:
+        return factors(self.p, self.known, self.maps)
+
+    @property
+    def lse(self) -> Array:
+        return self.known if self.factor is None else np.where(too_large(self.known), -np.log(self.factor), self.known)
+
+    @np.errstate(all="ignore")
+    def _sum(self, p: Problem, times: float, of_weights: Callable[[], Array]) -> Array:
+        """Return the lse of scores times a number, or the logarithm of the same sum of weights."""
         found = self.forward(p)[0].lse
         assert found is not None
-        return found
+        if self.factor is None:
+            return found
+        small = of_weights()
+        small = np.where(np.isfinite(small), small, found - self.known.dtype.type(times) * self.known)
+        return np.where(too_large(self.known), small, found)
 
     def alone(self) -> Array:
-        return self.lse if self.p.sink is None else self._sum(scores_alone(self.p))
+        return self.lse if self.p.sink is None else self._of(scores_alone(self.p))
 
     def where(self, mask: Mask) -> Array:
-        return self._sum(scores_alone(self.p, mask if self.p.mask is None else self.p.mask & mask))
+        return self._of(scores_alone(self.p, mask if self.p.mask is None else self.p.mask & mask))
+
+    def _of(self, p: Problem) -> Array:
+        return self._sum(p, 1, lambda: np.log(row_sums(p, self.known, self.maps)))
 
     def times(self, factor: float) -> Array:
-        return self._sum(scores_times(self.p, factor))
+        return self._sum(scores_times(self.p, factor), factor, lambda: self._powers(factor))
+
+    def _powers(self, power: float) -> Array:
+        """Return log Σ_j exp(power (S − known)), in strips of rows that need it."""
+        p, found, large = self.p, power * self.lse, too_large(self.known)
+        for rows in strips(p, range(p.n_q)):
+            part = ..., slice(rows.start, rows.stop)
+            if large[part].any():
+                P = self.weights(p, self.known, rows, range(p.n_k))
+                top = P.max(axis=-1, keepdims=True)
+                found[part] += power * np.log(top[..., 0]) + np.log(((P / top) ** power).sum(axis=-1))
+        return found

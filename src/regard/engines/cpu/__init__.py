@@ -35,7 +35,7 @@ from regard.core.statistics import (
     WeightsOf,
     pooled,
 )
-from regard.engines.normalized import normalized
+from regard.engines.normalized import factors, normalized, of_whole_rows, too_large
 from regard.engines.observed import basic, complete
 from regard.rules import Node, once, order
 
@@ -146,14 +146,16 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     if passed:
         from regard.engines.cpu.schedule.second_work import second_pass
 
-        seen |= second_pass(p, work.chosen(), lse, passed)
+        seen |= second_pass(p, work.chosen(), lse, passed, factors(p, lse, maps))
     from regard.engines.tiled import forward_pass as tiled
 
     many = tuple(s for s in observe if isinstance(s, TopWeights) and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
     seen |= tiled.second_pass(p, lse, tuple(s for s in observe if isinstance(s, WeightsOf)))
-    return Outputs(results.out, lse, results.entropy, low), complete(p, lse, seen, lambda p: forward(p, rows))
+    return Outputs(results.out, lse, results.entropy, low), complete(
+        p, lse, seen, lambda p: forward(p, rows), maps, weights
+    )
 
 
 def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:
@@ -177,14 +179,16 @@ def carried(p: Problem, low: bool, t: Differential | None = None) -> SumShapes:
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    """Return a part of the weights, of small problems by NumPy.
+    """Return a part of the weights, of small problems by NumPy: a kernel takes longer to compile.
 
-    That takes less time than a kernel takes to compile.
+    Rows whose lse is too large take the part from whole rows.
     """
     from regard.engines.tiled import forward_pass as tiled
 
     if tiled.is_small(p):
         return tiled.weights(p, lse, rows, cols)
+    if len(cols) < p.n_k and too_large(lse[..., np.asarray(rows, int)]).any():
+        return of_whole_rows(weights, p, lse, rows, cols)
     from regard.engines.cpu.schedule import weights_work
     from regard.engines.cpu.target.instructions import chosen
 

@@ -90,7 +90,14 @@ def following(p: Problem, lse: Array, seen: dict[Any, Any], rows: range | None) 
         assert of_rows is not None
         return Outputs(None, host(of_rows), None), {}
 
-    found = {s: x for s, x in complete(p, host(lse), basics, again).items() if s not in seen}
+    def coarse(q: Problem, given: Array, rows: int, cols: int) -> tuple[Array, Array]:
+        mass, largest = maps(q, lse, rows, cols)
+        return host(mass), host(largest)
+
+    def part(q: Problem, given: Array, rows: range, cols: range) -> Array:
+        return host(weights(q, lse, rows, cols))
+
+    found = {s: x for s, x in complete(p, host(lse), basics, again, coarse, part).items() if s not in seen}
     if p.device is None:
         return found
     return {s: each_array(x, lambda y: array(torch.from_numpy(y).to(p.device))) for s, x in found.items()}

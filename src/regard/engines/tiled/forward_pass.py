@@ -28,6 +28,7 @@ from regard.core.statistics import (
     bin_edges,
     pooled,
 )
+from regard.engines.normalized import factors, of_whole_rows, too_large
 from regard.engines.observed import basic, complete
 from regard.engines.tiled.tiles import (
     BAND,
@@ -117,8 +118,9 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
     spread_blocks(p, work, rows)
     seen[LSE] = lse
-    seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
-    seen = complete(p, lse, seen, lambda p: forward(p, rows))
+    if others := tuple(s for s in observe if s not in seen):
+        seen |= second_pass(p, lse, others, factors(p, lse, maps))
+    seen = complete(p, lse, seen, lambda p: forward(p, rows), maps, weights)
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
 
 
@@ -228,8 +230,8 @@ class OnlineSoftmax:
         It follows from m and the total: next to a large m, lse has no digits left for log total.
         """
         m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_sink())
-        P: Array = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
-        return P
+        P = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
+        return np.where(S == -np.inf, 0, P)
 
     def _with_sink(self) -> tuple[Array, Array, Array]:
         """Return m with the sink, exp(old maximum − m), and the sum of exponentials."""
@@ -237,7 +239,8 @@ class OnlineSoftmax:
         old = np.exp(self.m - finite(m))
         if self.sink is None:
             return m, old, self.l * old
-        alone = (self.m == -np.inf) & (self.sink == np.inf)  # ∞ − ∞ is NaN
+        alone = (self.m == -np.inf) & ~(self.sink < np.inf)  # NaN, or ∞ − ∞ would be
+        old = np.where(alone, 0, old)
         return m, old, self.l * old + np.exp(np.where(alone, 0, self.sink - finite(m)))
 
 
@@ -348,10 +351,12 @@ class BlockLse:
         return S, P
 
 
-def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+def second_pass(
+    p: Problem, lse: Array, observe: tuple[Statistic, ...], factor: Array | None = None
+) -> dict[Statistic, Any]:
     """Return the statistics that need the weights and lse.
 
-    They are sums over queries, maps, and single rows.
+    They are sums over queries, maps, and single rows. factor: that of each query's weights.
     """
     seen: dict[Statistic, Any] = {s: weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
     sums = {s: np.zeros(s.shapes(p.sizes)[0], p.compute) for s in observe if type(s) in ADD}
@@ -361,7 +366,8 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
         for block in heads.blocks:
             block_lse = BlockLse(block, lse)
             for chunk in block.chunks():
-                P = by_rows(block_lse.weights(chunk, chunk.raw())[1])
+                P = block_lse.weights(chunk, chunk.raw())[1]
+                P = by_rows(P if factor is None else P * block_lse.column(factor))
                 for s, total in totals:
                     ADD[type(s)](s, total, P, block, chunk)
 
@@ -435,15 +441,15 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """Return any part of the weights, P (..., h, rows, cols).
 
     It is computed from the same tiles as in forward. Rows with every key are a softmax of their own scores, and `lse`
-    is not read; small problems take the part from such rows. Elsewhere the rounding of lse adds |lse| eps to the error.
+    is not read. Small problems, and rows whose lse is too large, take the part from such rows. Elsewhere the rounding
+    of lse adds |lse| eps to the error.
     """
     if isinstance(rows, range) and rows.step < 0:
         return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
     if cols.step < 0:
         return weights(p, lse, rows, cols[::-1])[..., ::-1]
-    if len(cols) < p.n_k and is_small(p):
-        whole_rows = weights(p, lse, rows, range(p.n_k))
-        return np.ascontiguousarray(whole_rows[..., cols.start : cols.stop : cols.step])
+    if 0 < len(rows) and len(cols) < p.n_k and (is_small(p) or too_large(lse[..., np.asarray(rows)]).any()):
+        return of_whole_rows(weights, p, lse, rows, cols)
     tile = np.zeros(p.shape(len(rows), len(cols)), p.compute)
 
     def part(block: QueryBlock) -> None:

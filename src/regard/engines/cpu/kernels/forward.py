@@ -241,8 +241,8 @@ class ForwardKernel:
             below = k.where(far, (natural - top) * mathematics.LOG2_E, below)
             sink_below = k.where(far, (sink - top) * mathematics.LOG2_E, sink_below)
             top = k.where(far, top, m * mathematics.LN_2)
-        alone = (natural == -math.inf) & (sink == math.inf)  # ∞ − ∞ is NaN
-        return top, below, k.where(alone, self.lanes.zero(), sink_below)
+        alone = (natural == -math.inf) & ~(sink < math.inf)  # NaN, or ∞ − ∞ would be
+        return top, k.where(alone, natural, below), k.where(alone, self.lanes.zero(), sink_below)
 
     def sink(self, block: RowBlock, c: Value) -> Value:
         """Return the sinks of a vector of lanes."""

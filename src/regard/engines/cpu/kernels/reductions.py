@@ -40,6 +40,11 @@ class SecondPassKernel(ForwardKernel):
         else:
             self.results = StoredWeights(self.lanes, self.softmax, self.own.l, self.sink)
 
+    @property
+    def subtracts(self) -> bool:
+        """True if `e` is subtracted: for the sake of scaling, or of a rest."""
+        return self.spec.rest or not self.spec.ruled
+
     def begin(self, block: RowBlock) -> None:
         self.start(block)
         k, none = self.k, self.k.constant(self.real, 0.0)
@@ -49,9 +54,11 @@ class SecondPassKernel(ForwardKernel):
         def begin_row(lane: Value, g: Value, r: Value) -> None:
             lse = block.address("lse")[g * k.integer("row_head") + r]
             shift = -finite(k, lse * exponent_scale)
-            if not self.spec.ruled:
-                far = is_large(k, lse, lse * exponent_scale)
-                shift, block.merged.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+            if self.subtracts:
+                rest = block.address("rest")[g * k.integer("row_head") + r] if self.spec.rest else none
+                far = rest != 0.0 if self.spec.ruled else is_large(k, lse, lse * exponent_scale)
+                shift = k.where(far, -rest * exponent_scale if self.spec.rest else none, shift)
+                block.merged.e[lane] = k.where(far, lse, none)
             block.merged.m[lane] = k.where(lane < block.field("lanes"), shift, nobody)
 
         block.each_lane(begin_row)
@@ -73,7 +80,7 @@ class SecondPassKernel(ForwardKernel):
         """Compute P, 0 for hidden and absent keys; for `seen_map`, −0 for hidden ones."""
         k, P, W, B, load, state = self.k, tile.scratch.P, self.lanes.W, self.lanes.B, self.lanes.load, tile.block.merged
         none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(W)
-        if not self.spec.ruled:
+        if self.subtracts:
             subtract_lse(self.lanes, tile, state.e, self.softmax.product_scale)
         seen = state.l.of(mathematics.integer_of(self.real))
         for start, stop in ((k.whole(0), tile.first), (tile.stop, k.whole(KEYS))):

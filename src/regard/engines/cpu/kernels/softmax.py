@@ -46,9 +46,12 @@ def subtract_lse(lanes: Lanes, tile: KeyTile, lse: Pointer, scale: Value | None)
         far = natural != 0.0
         with k.when(far.any()), k.loop(tile.stop, start=tile.first) as p:
             s = lanes.load(P, p * lanes.B, c)
-            score = natural_score(k, s, scale)
-            below = k.minimum(lanes.zero(), score - natural) * mathematics.LOG2_E
-            P[p * lanes.B + c] = k.where(far, below if scale is None else below / scale, s)
+            if lanes.spec.ruled:
+                below = k.where(s == -math.inf, s, finite(k, k.minimum(lanes.zero(), s - natural)))
+            else:
+                below = k.minimum(lanes.zero(), natural_score(k, s, scale) - natural) * mathematics.LOG2_E
+                below = below if scale is None else below / scale
+            P[p * lanes.B + c] = k.where(far, below, s)
 
 
 def natural_score(k: Kernel, s: Value, scale: Value | None) -> Value:

@@ -6,7 +6,7 @@ sums are added in order. Parts end at edges of a map's bins, so that no bin has 
 """
 
 from array import array
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,17 +38,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PARTIAL_SUMS = 16  # parts of all heads together, if there are fewer heads
 
 
-def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+def second_pass(
+    p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], factor: Array | None = None
+) -> dict[Statistic, Any]:
     """Return the observed statistics among `visible`, `received`, `profile`, `pooled`.
 
-    Each shape of maps takes a pass.
+    Each shape of maps takes a pass. factor: that of each query's weights.
     """
+    rest = None if factor is None else -np.log(factor)
     found: dict[Statistic, Any] = {}
     maps = [s for s in observe if isinstance(s, Pooled)]
     sums = tuple(s for s in observe if not isinstance(s, Pooled))
     for shape in dict.fromkeys(s.of[:2] for s in maps) or [(1, 1)]:
         mine = tuple(s for s in maps if s.of[:2] == shape)
-        found |= Pass(p, target, lse, mine if found else (*sums, *mine), shape).result()
+        found |= Pass(p, target, lse, mine if found else (*sums, *mine), shape, rest).result()
     return found
 
 
@@ -74,12 +77,20 @@ class PartialStages(LaunchStages):
 class Pass:
     """One pass over the weights, for some statistics and maps of one shape."""
 
-    def __init__(self, p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], shape: tuple[int, int]):
+    def __init__(
+        self,
+        p: Problem,
+        target: Target,
+        lse: Array,
+        observe: tuple[Statistic, ...],
+        shape: tuple[int, int],
+        rest: Array | None = None,
+    ):
         self.p = p = scores_alone(p)
         self.target, self.observe = target, observe
         self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
-        self.spec = second_spec(p, target, observe)
-        self.results = KernelResults(p.new_output(), lse, None, None)
+        self.spec = replace(second_spec(p, target, observe), rest=rest is not None)
+        self.own = {**KernelResults(p.new_output(), lse, None, None).own(p), "rest": rest}
         self.row_edges, self.col_edges = bin_edges(shape[0], p.n_q), bin_edges(shape[1], p.n_k)
         self.part_edges = self._part_edges()
 
@@ -139,7 +150,7 @@ class Pass:
         of_row = np.append((np.searchsorted(self.row_edges, np.arange(p.n_q), side="right") - 1) * width, -1)
         firsts = np.maximum(np.arange(-(p.origin[2] % KEYS), p.n_k, KEYS), 0)
         of_tile = np.searchsorted(self.col_edges, firsts, side="right") - 1
-        arrays = arrays_of(p, self.results.own(p))
+        arrays = arrays_of(p, self.own)
         bins = {"row_bins": of_row, "tile_bins": of_tile, "edges": self.col_edges}
         check(spec, {**arrays, **self.totals, **bins})
         values = field_values(p, spec, arrays) | {name: address_of(x) for name, x in bins.items()}

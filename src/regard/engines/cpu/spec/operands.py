@@ -94,6 +94,7 @@ OPERANDS = (
     Operand("d_entropy_dot", "number", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="d_entropy"),
     Operand("sink_dot", "sink", ("head",), (JVP,), "real", 1, tangent_of="sink"),
     # The second pass: its sums, and the bins of its maps
+    Operand("rest", "rest", ROWS, (SECOND,), "real", 2),  # log Σ exp(S − lse)
     Operand("visible", "sum", ROWS, (SECOND,), I64, 2),
     Operand("received", "sum", ("head", "part", "key"), (SECOND,), "real", 3),
     Operand("profile", "sum", ("head", "part", "diagonal"), (SECOND,), "real", 3),

@@ -253,10 +253,12 @@ class TangentSpec(KernelSpec):
 class SecondPassSpec(KernelSpec):
     """The spec of a second pass.
 
-    statistics: the names of some operands with the role "sum"; none to store the weights themselves.
+    statistics: the names of some operands with the role "sum"; none to store the weights themselves. rest: each query
+    has what its lse, which is rounded, lacks.
     """
 
     statistics: tuple[str, ...]
+    rest: bool = False
 
     @property
     def kernel(self) -> str:
