@@ -22,6 +22,7 @@ from regard.interpret.capture.layers import Layer
 from regard.ops.normalization import problem_from
 from regard.viewer.data import pyramid
 from regard.viewer.data.questions import Answer
+from regard.viewer.data.summary import look_data, pooled
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.scene.sources import ExampleRunner, Settings, arrays, captured, example
 from regard.viewer.serve.answers import Answers
@@ -176,6 +177,17 @@ def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pyte
     by_kernel = pyramid.tile(head, *at)
     monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_CALLING", 2**30)
     np.testing.assert_allclose(by_kernel, pyramid.tile(head, *at), rtol=2e-3, atol=1e-7)
+
+
+def test_a_row_of_minima_counts_once_in_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_CALLING", 0)
+    scene = arrays(Q, K, bias=np.where(np.arange(len(Q[0])) % 3 > 0, -1e30, 0)[:, None])
+    weights = regard.weights(Q, K, bias=scene.layers[0].problem.bias)[1]
+    found = grown(scene.layers[0].head(1))
+    for kind in ("mass", "max"):
+        np.testing.assert_allclose(found.of(kind)[-1], cells_of(weights, 2, kind), rtol=2e-3, atol=1e-7)
+    np.testing.assert_allclose(look_data(scene).pooled(0, 1, 7, 9), pooled(weights, 7, 9), rtol=1e-5)
 
 
 def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.parts import part_of
+from regard.engines.normalized import too_large
 from regard.runtime.forks import renewed
 from regard.viewer.scene.scenes import SMALL, Head
 
@@ -203,6 +204,8 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
     if not fits or head.n_q * head.n_k < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
         return _by_strips(head, rows, cols, cell)
     top, below = rows[: down * cell], rows[down * cell :]
+    if too_large(head.lse_of(top)).any():  # weights next to it are exact in whole rows alone
+        return _by_strips(head, rows, cols, cell)
     part = part_of(head.problem, rows=slice(top.start, top.stop), cols=slice(even.start, even.stop))
     mass, largest = head.engine.maps(part, head.lse_of(top)[None], down, across)
     totals, largest = mass[0] * np.float32(cell), largest[0]

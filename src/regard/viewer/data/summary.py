@@ -1,14 +1,15 @@
 """A model and its text as data for the terminal, the page and the picture."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.core.statistics import bin_edges
+from regard.core.statistics import Pooled, bin_edges
+from regard.engines.normalized import too_large
 from regard.interpret.heads import all_notable
 from regard.runtime.forks import cached_property
 from regard.viewer.data import finding, sentences
@@ -336,7 +337,12 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
 
     def pooled_of(layer: int, head: int, rows: int, cols: int) -> Weights:
         one = head_of(layer, head)
-        largest = one.engine.maps(one.problem, one.lse[None], rows, cols)[1][0].astype(np.float32)
+        if too_large(one.lse).any():
+            whole = Pooled((rows, cols, "max"))
+            largest = one.engine.forward(replace(one.problem, observe=(whole,)))[1][whole][0]
+        else:
+            largest = one.engine.maps(one.problem, one.lse[None], rows, cols)[1][0]
+        largest = largest.astype(np.float32)
         hidden = one.hidden(bin_edges(rows, one.n_q), bin_edges(cols, one.n_k))
         return largest if hidden is None else np.where(hidden, np.float32(np.nan), largest)
 
