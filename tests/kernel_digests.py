@@ -27,6 +27,7 @@ from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu
 from regard.engines.cpu.kernels.lanes import Lanes
 from regard.engines.cpu.language import kernel as language
+from regard.engines.cpu.schedule import second_work
 from regard.engines.cpu.target import cache, instructions
 from regard.engines.cpu.target.instructions import OWN, Target, webassembly
 from regard.ops.normalization import problem_from
@@ -70,7 +71,8 @@ def calls(p: Problem, target: Target) -> Iterator[tuple[str, Callable[[], Any]]]
         return
     pooled = regard.core.statistics.pooled
     names = tuple(regard.core.statistics.statistic(x) for x in ("visible", "received", "profile"))
-    yield "second pass", lambda: cpu.forward(replace(p, observe=(*names, pooled(2, 3), pooled(2, 3, "max"))))
+    maps = pooled(2, 3), pooled(2, 3, "max")
+    yield "second pass", lambda: second_work.second_pass(p, target, rows(), (*names, *maps))
     yield "top", lambda: cpu.forward(replace(p, observe=(regard.top(5),)))
     t = Differential(*map(like, (p.query, p.key, p.value, p.bias, p.sink)), {x: like(x) for x in p.rules.tables})
     outputs = Outputs(p.new_output(), rows(), rows())

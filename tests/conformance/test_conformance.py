@@ -13,7 +13,7 @@ import regard
 from cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top
+from regard.core.statistics import KINDS, NAMES, Lse, Statistic, Top, statistic
 from regard.engines import cpu, engines, tiled
 from regard.engines.tiled import derivatives as tiled_derivatives
 from regard.ops.normalization import problem_from
@@ -61,6 +61,14 @@ def distances(p: Problem) -> Any:
     return np.broadcast_to(lowest[:, None], (p.batch, p.heads, p.extents.diagonals)).reshape(
         p.shape(p.extents.diagonals)
     )
+
+
+def assert_statistics(seen: regard.Seen, exact: regard.Seen, within: float) -> None:
+    """Compare all statistics of two calls; NaN is equal to NaN."""
+    for s in exact:
+        one = statistic(s) if isinstance(s, str) else s
+        for x, y in zip(one.split(seen[s]), one.split(exact[s]), strict=True):
+            np.testing.assert_allclose(x, y, rtol=within, atol=within, err_msg=repr(s))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -187,6 +195,53 @@ class Conformance:
         np.testing.assert_array_equal(seen[BEST].indices, found[BEST].indices)
         np.testing.assert_allclose(seen[BEST].values, found[BEST].values, rtol=1e-6)
         np.testing.assert_array_equal(seen.argmax == -1, ~mask.any(1) & [[True], [True]])
+
+    @pytest.mark.parametrize("sink", [np.nan, np.inf, -np.inf])
+    def test_a_sink_gives_no_weight_to_a_row_that_sees_nothing(self, sink: float) -> None:
+        q, k = np.random.default_rng(0).standard_normal((2, 2, 20, 8))
+        observe = [*SIMPLE, NEAR, *POOLED, ROWS_OF]
+        for mask in (np.arange(20)[:, None] % 3 > 0, False):
+            options = {"mask": np.broadcast_to(mask, (20, 20)), "sink": np.array([sink, 0.5]), "observe": observe}
+            found, exact = (regard.attention(q, k, k, **options, engine=engine) for engine in (self.engine, "spec"))
+            np.testing.assert_allclose(found[0], exact[0], rtol=1e-6, atol=1e-12, err_msg="out")
+            assert_statistics(found[1], exact[1], 1e-6)
+
+    @pytest.mark.parametrize(
+        ("least", "dtype", "by_bias"),
+        [
+            *(
+                (least, np.float32, by_bias)
+                for least in (-(2.0**14), -(2.0**30), -(2.0**100))
+                for by_bias in (False, True)
+            ),
+            *((float(np.finfo(np.float32).min), dtype, True) for dtype in DTYPES),
+            (-(2.0**30), np.float64, True),
+            (2.0**30, np.float32, False),
+        ],
+    )
+    def test_rows_of_one_large_score(self, least: float, dtype: Any, by_bias: bool) -> None:
+        """Their lse cannot hold the logarithm of how many keys they see, nor the score times alpha."""
+        rng = np.random.default_rng(0)
+        q, k = (rng.standard_normal(shape).astype(dtype) for shape in ((4, 40, 16), (2, 150, 16)))
+        far, each = np.arange(40) % 20 > 8, abs(least) ** 0.5
+        options: dict[str, Any] = {"causal": True, "sink": np.array([-np.inf, -abs(least)] * 2)}
+        q[:, far] = q[..., 0] = k[..., 0] = 0
+        if by_bias:
+            options["bias"] = np.where(far[:, None], least, 0).astype(np.promote_types(dtype, np.float32))
+        else:
+            k[..., 0], q[:, far, 0], options["scale"] = each, np.sign(least) * each, 1.0
+        observe = [*EVERYTHING, regard.renyi(1.5)]
+        seen, exact = (
+            regard.attention(q, k, k, **options, observe=observe, engine=engine)[1] for engine in (self.engine, "spec")
+        )
+        assert_statistics(seen, exact, 2e-3 if dtype in HALVES else 1e-4)
+
+    @pytest.mark.parametrize("least", [-1e9, 1e9])
+    def test_a_part_of_the_weights_of_rows_of_one_large_score(self, least: float) -> None:
+        q, k = np.zeros((2, 120, 16), np.float32), np.zeros((1, self.long, 16), np.float32)
+        bias = np.full((120, 1), least, np.float32)
+        P = regard.weights(q, k, bias=bias, rows=slice(7, 90, 3), cols=slice(5, -7), engine=self.engine)
+        np.testing.assert_allclose(P, 1 / self.long, rtol=1e-5)
 
     @pytest.mark.parametrize(("n_q", "n_k"), [(40, 500), (2, 3000)])
     def test_ties_go_to_the_lowest_key(self, n_q: int, n_k: int) -> None:
