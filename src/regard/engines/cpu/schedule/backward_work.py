@@ -223,10 +223,9 @@ class BackwardChunks(LaunchStages):
         """
         chains = self.chains(blocks, edges)
         order, count = np.argsort(chains, kind="stable"), int(chains.max()) + 1
-        divided = self.threads > 1 and count < (2 if self.sums.dtables else 4) * self.threads
-        columns = self.tile_edges(tiles, blocks, count) if divided else [*EVERYWHERE]
-        if len(columns) == 2:  # tasks would follow each other
+        if self.threads == 1 or count >= (2 if self.sums.dtables else 4) * self.threads:
             return self.whole_chains(blocks, edges, chains, order)
+        columns = self.tile_edges(tiles, blocks, count)
         # The tiles in each column before each entry of the lists, and those of all query blocks before each block.
         column = np.searchsorted(columns, tiles, side="right") - 1
         before_entry = _sums_before(column[:, None] == np.arange(len(columns) - 1))
@@ -235,7 +234,7 @@ class BackwardChunks(LaunchStages):
         found: list[Task] = []
         for heads in np.split(order, np.flatnonzero(np.diff(chains[order])) + 1):
             above: dict[int, list[Task]] = {}
-            for groups in self.row_ranges(edges[heads], edges[heads + 1], work_before.sum(axis=1)):
+            for groups in self.row_ranges(edges[heads], edges[heads + 1], work_before):
                 before: list[Task] = []
                 seen = (work_before[groups[:, 1]] > work_before[groups[:, 0]]).any(axis=0)
                 for m in np.flatnonzero(seen).tolist() or [0]:
@@ -290,12 +289,12 @@ class BackwardChunks(LaunchStages):
     def row_ranges(self, first: Array, stop: Array, work_before: Array) -> Iterator[Array]:
         """Divide a chain's query blocks into ranges of equal work, and yield the work groups of each.
 
-        There are enough of them for threads to wait little. first, stop: the ends of each key-value head. work_before:
-        of all query blocks before each.
+        There are enough of them for threads to wait little; in a single column they run one after the other. first,
+        stop: the ends of each key-value head. work_before: in each column, of all query blocks before each.
         """
-        steps = in_work_groups(first, stop, self.step)
-        most = max(4, min(8 * self.threads, int((stop - first).sum()) // self.work_group))
-        ends = _even_edges(work_before[steps[:, 1]] - work_before[steps[:, 0]], most)
+        steps, work = in_work_groups(first, stop, self.step), work_before.sum(axis=1)
+        many = min(8 * self.threads, int((stop - first).sum()) // self.work_group)
+        ends = _even_edges(work[steps[:, 1]] - work[steps[:, 0]], max(4, many) if work_before.shape[1] > 1 else 4)
         for part in np.split(steps, ends[1:-1]):
             begin = np.flatnonzero(np.isin(part[:, 0], first) | (part[:, 0] == part[0, 0]))
             yield in_work_groups(part[begin, 0], part[np.append(begin[1:], len(part)) - 1, 1], self.work_group)
