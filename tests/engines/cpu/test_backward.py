@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias of keys": {"bias": RNG.standard_normal((H, 1, N)), "causal": True},
     "bias that the batch shares": {"bias": RNG.standard_normal((H, N, N))},
     "bias of rows": {"bias": RNG.standard_normal((N, 1)), "score": regard.softcap(2.0)},
+    "score and shared bias": {"score": regard.alibi(regard.table(np.ones(H))), "bias": RNG.standard_normal((N, N))},
     "bias of nothing": {"bias": np.float32(0.5) * np.ones(1)},
 }
 TURNS = (
@@ -114,7 +115,7 @@ def test_few_heads_are_cut_for_many_threads(option: dict[str, Any], heads: int) 
         assert max(task.depth + 1 for task in chunk.tasks) < 0.6 * len(chunk.tasks)
 
 
-@pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
+@pytest.mark.parametrize("name", ["bias that the batch shares", "score", "score and shared bias"])
 def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **OPTIONS[name])
     arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
@@ -124,15 +125,32 @@ def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None
         above: dict[backward_work.Task, set[backward_work.Task]] = {}
         for task in chunk.tasks:
             above[task] = set(task.before).union(*(above[other] for other in task.before))
-        partial_sum = {task: task.partial_sum for task in chunk.tasks}
-        if name != "score":
-            head = chunk.blocks[:, chunks.field("head")]
-            partial_sum = {task: head[task.work_groups[0, 0]] // p.group for task in chunk.tasks}
+        sums = chunk.blocks[:, chunks.field("partial_sum")]
+        if name == "bias that the batch shares":
+            sums = chunk.blocks[:, chunks.field("head")] // p.group
+        elif name == "score and shared bias":
+            sums = np.zeros_like(sums)
+        added = {task: set(sums[task.work_groups[:, 0]].tolist()) for task in chunk.tasks}
         for m, task in enumerate(chunk.tasks):
             for other in chunk.tasks[:m]:
                 together = max(task.tiles[0], other.tiles[0]) < min(task.tiles[1], other.tiles[1])
-                if together and partial_sum[task] == partial_sum[other]:
+                if together and added[task] & added[other]:
                     assert other in above[task]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("name", ["plain", "bias that the batch shares", "score", "score and shared bias"])
+def test_tasks_do_not_grow_with_the_batch(name: str, threads: int) -> None:
+    """Python handles each task, so a batch of many short sequences has few."""
+    n = 8
+    q, k, v, dout = (np.broadcast_to(x[:1, :, :n], (300, *x.shape[1:2], n, D)) for x in (Q, K, V, DO))
+    option = {x: y[..., :n, :n] if x == "bias" else y for x, y in OPTIONS[name].items()}
+    p = problem_from(q, k, v, **option)
+    arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(dout, None, None))
+    for chunk in backward_work.BackwardChunks(arrays.spec(chosen()), p, arrays, arrays_of(p, arrays.own(p)), threads):
+        assert len(chunk.tasks) <= backward_work.TASKS * threads
+        blocks = [m for task in chunk.tasks for first, stop in task.work_groups for m in range(first, stop)]
+        assert sorted(blocks) == [*range(len(chunk.blocks))]
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])

@@ -63,6 +63,7 @@ class TableGradients:
         assert self.score is not None
         k, W, name = self.k, self.lanes.W, f"dtable{read.table}"
         partial_sum = (self.tile.number - k.integer("first_tile")) // k.integer("partial_tiles")
+        partial_sum += self.tile.block.field("partial_sum")
         into = k.pointer(name, self.lanes.real).bytes(partial_sum * k.integer(f"{name}_step"))
         position = self.score.position(read.table, indices).spread(W).to(I64)
         for n in range(W):

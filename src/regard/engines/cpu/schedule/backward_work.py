@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -82,13 +81,12 @@ def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, found: Arra
 class Task:
     """A node of the graph: work groups times a column of tiles.
 
-    work_groups: (first, stop) of each. tiles: the first tile and the one after the last. partial_sum: the index of its
-    partial sum of table gradients. before: tasks with earlier sums.
+    work_groups: (first, stop) of each. tiles: the first tile and the one after the last. before: tasks with earlier
+    sums.
     """
 
     work_groups: Array
     tiles: tuple[int, int]
-    partial_sum: int
     before: "tuple[Task, ...]" = ()
 
     @cached_property
@@ -147,13 +145,11 @@ class BackwardSchedule:
             return arrays.source(arrays.spec(self.target), self.target)
 
         kernel = cache.kernel(self.key, arrays.name, self.target, code)
-        fields, trained = self.fields[:], []
+        fields = self.fields[:]
         fields[SEED] = p.seed
-        if self.trained or self.tangent_tables:
-            every = _tables(p)
-            trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
-            for at, n in self.tangent_tables:
-                fields[at] = address_of(arrays.tables[every[n]])
+        for tables, given in ((self.trained, arrays.dtables), (self.tangent_tables, arrays.tables)):
+            for at, n in tables:
+                fields[at] = address_of(given[_tables(p)[n]])
         bases = array("Q", [base_of(found.get(name)) for name in self.addresses])
         fields[BASES] = bases.buffer_info()[0]
         for chunk in self.chunks:
@@ -172,8 +168,6 @@ class BackwardSchedule:
             ) -> None:
                 mine = fields[:]
                 mine[FROM], mine[TO] = task.tiles
-                for at, sums in trained:
-                    mine[at] = address_of(sums[task.partial_sum])
                 with done.after(task):
                     for portion in in_portions(task.work_groups, counts, self.products) if long else [task.work_groups]:
                         if done.failed:
@@ -214,87 +208,67 @@ class BackwardChunks(LaunchStages):
             # Sums over queries run from the last row to the first, and over the heads of a row, however a call is cut.
             order = np.lexsort((head, -i, kv_head))
             blocks, edges = given[order], np.append(0, np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1)
-            most = min(self.work_group, int(np.diff(edges).max()))
+            counts = np.diff(edges)
+            partial_sum = np.arange(len(counts)) % PARTIAL_SUMS[0] * PARTIAL_SUMS[1]
+            blocks[:, self.field("partial_sum")] = np.repeat(partial_sum, counts)
+            most = min(self.work_group, int(counts.max()))
             size = backward_scratch_size(spec, most, p.d, p.d_v) * spec.real.size
             yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, edges), size)
 
     def tasks(self, tiles: Array, blocks: Array, edges: Array) -> list[Task]:
         """Return the tasks of a chunk.
 
-        Many key-value heads are not divided, and tasks that one launch can do are merged. edges: the first block of
-        each key-value head, and the number of blocks.
+        Many chains are not divided, and tasks that one launch can do are merged. edges: the first block of each
+        key-value head, and the number of blocks.
         """
-        trained, chained = bool(self.sums.dtables), self.backward.bias_shared
         chains = self.chains(blocks, edges)
-        count = int(chains.max()) + 1
-        divided = self.threads > 1 and count < (2 if trained else 4) * self.threads
-        if not divided and not (trained and chained):
-            return self.whole_heads(blocks, edges, chains)
-        columns = self.tile_edges(tiles, blocks, count) if divided else [*EVERYWHERE]
-        # The tiles of each query block in each column.
-        lists = [tiles[begin : begin + count] for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]]
-        work = np.array([np.diff(np.searchsorted(x, columns)) for x in lists])
-        above: dict[Any, Task] = {}
+        order, count = np.argsort(chains, kind="stable"), int(chains.max()) + 1
+        if self.threads == 1 or count >= (2 if self.sums.dtables else 4) * self.threads:
+            return self.whole_chains(blocks, edges, chains, order)
+        columns = self.tile_edges(tiles, blocks, count)
+        # The tiles in each column before each entry of the lists, and those of all query blocks before each block.
+        column = np.searchsorted(columns, tiles, side="right") - 1
+        before_entry = _sums_before(column[:, None] == np.arange(len(columns) - 1))
+        begin, end = self.list_ends(blocks)
+        work_before = _sums_before(before_entry[end] - before_entry[begin])
         found: list[Task] = []
-        bias = self.bias_of(blocks, edges).tolist() if chained else []
-        for number, (first, stop) in enumerate(pairwise(edges.tolist())):
-            kv_head = range(first, stop)
-            partial_sum = number % PARTIAL_SUMS[0] if trained else 0
-            # Key-value heads that add to the same numbers follow each other.
-            shared = [("table", partial_sum)] * trained
-            shared += [("bias", bias[number])] if chained else []
-            for rows in self.row_ranges(kv_head, work[kv_head].sum(axis=1)) if divided else [kv_head]:
+        for heads in np.split(order, np.flatnonzero(np.diff(chains[order])) + 1):
+            above: dict[int, list[Task]] = {}
+            for groups in self.row_ranges(edges[heads], edges[heads + 1], work_before):
                 before: list[Task] = []
-                for m in np.flatnonzero(work[rows].any(axis=0)).tolist() or [0]:
-                    keys = [(key, m) for key in (number, *shared)]
+                seen = (work_before[groups[:, 1]] > work_before[groups[:, 0]]).any(axis=0)
+                for m in np.flatnonzero(seen).tolist() or [0]:
                     # The first task of a row sets dq to 0.
                     ends = columns[m] if before else 0, columns[m + 1]
-                    others = dict.fromkeys([*before, *(above[key] for key in keys if key in above)])
-                    groups = in_work_groups([rows.start], [rows.stop], self.work_group)
-                    before = [Task(groups, ends, partial_sum, tuple(others))]
-                    above |= dict.fromkeys(keys, before[0])
+                    before = above[m] = [Task(groups, ends, (*before, *above.get(m, ())))]
                     found += before
-        if self.threads > 1:
-            return sorted(found, key=lambda task: task.depth)
-        alike = groupby(found, lambda task: task.partial_sum)
-        return [
-            Task(np.concatenate([task.work_groups for task in tasks]), EVERYWHERE, partial_sum)
-            for partial_sum, tasks in alike
-        ]
+        return sorted(found, key=lambda task: task.depth)
 
     def chains(self, blocks: Array, edges: Array) -> Array:
         """Return the chain of each key-value head, numbered in order: those of a chain share sums.
 
-        A chain is a partial sum if a table has a gradient, or else a gradient of a shared bias.
+        A chain is a partial sum if a table has a gradient, or else a gradient of a shared bias; with both it is all.
         """
         heads = np.arange(len(edges) - 1)
-        if self.sums.dtables:
-            return heads % PARTIAL_SUMS[0]
         if not self.backward.bias_shared:
-            return heads
-        _, first, chain = np.unique(self.bias_of(blocks, edges), return_index=True, return_inverse=True)
+            return heads % PARTIAL_SUMS[0] if self.sums.dtables else heads
+        if self.sums.dtables:
+            return np.zeros_like(heads)
+        start = np.minimum.reduceat(blocks[:, self.field("dbias")], edges[:-1])
+        _, first, chain = np.unique(start, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first))[chain]
 
-    def whole_heads(self, blocks: Array, edges: Array, chains: Array) -> list[Task]:
+    def whole_chains(self, blocks: Array, edges: Array, chains: Array, order: Array) -> list[Task]:
         """Return tasks of whole chains, which do not wait for each other.
 
-        A launch takes Python some 50 µs, so there are no more tasks than needed to divide the work evenly.
+        A launch takes Python some 50 µs, so there are no more tasks than needed to divide the work evenly. order: the
+        key-value heads by chain.
         """
         work = np.zeros(int(chains.max()) + 1, np.int64)
         np.add.at(work, chains, np.add.reduceat(blocks[:, self.field("count")], edges[:-1]))
-        if self.sums.dtables:
-            ends = [*range(len(work) + 1)]
-        else:
-            ends = _even_edges(work, TASKS * self.threads if self.threads > 1 else 1)
-        order = np.argsort(chains, kind="stable")
+        ends = _even_edges(work, TASKS * self.threads if self.threads > 1 else 1)
         parts = np.split(order, np.searchsorted(chains[order], ends[1:-1]))
-        groups = [in_work_groups(edges[heads], edges[heads + 1], self.work_group) for heads in parts]
-        return [Task(x, EVERYWHERE, n if self.sums.dtables else 0) for n, x in enumerate(groups)]
-
-    def bias_of(self, blocks: Array, edges: Array) -> Array:
-        """Return the start of the bias gradient of each key-value head."""
-        start: Array = np.minimum.reduceat(blocks[:, self.field("dbias")], edges[:-1])
-        return start
+        return [Task(in_work_groups(edges[x], edges[x + 1], self.work_group), EVERYWHERE) for x in parts]
 
     def tile_edges(self, tiles: Array, blocks: Array, chains: int) -> list[int]:
         """Return the edges of columns of tiles with equal work.
@@ -303,19 +277,32 @@ class BackwardChunks(LaunchStages):
         """
         if self.sums.dtables:
             return [*range(0, _tiles(self.p), _partial_tiles(self.p)), ALL_TILES]
-        work = np.zeros(_tiles(self.p) + 1)
-        for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]:
-            work[tiles[begin : begin + count]] += 1
-        return [*_even_edges(work[:-1], min(2 * self.threads, -(-4 * self.threads // chains)))[:-1], ALL_TILES]
+        begin, end = (np.bincount(x, minlength=len(tiles) + 1) for x in self.list_ends(blocks))
+        work = np.bincount(tiles, np.cumsum(begin - end)[:-1], _tiles(self.p))
+        return [*_even_edges(work, min(2 * self.threads, -(-4 * self.threads // chains)))[:-1], ALL_TILES]
 
-    def row_ranges(self, kv_head: range, work: Array) -> list[range]:
-        """Divide a key-value head's query blocks into ranges of equal work.
+    def list_ends(self, blocks: Array) -> tuple[Array, Array]:
+        """Return where the list of tiles of each query block begins and ends."""
+        begin = blocks[:, self.field("tiles")]
+        return begin, begin + blocks[:, self.field("count")]
 
-        There are enough of them for threads to wait little.
+    def row_ranges(self, first: Array, stop: Array, work_before: Array) -> Iterator[Array]:
+        """Divide a chain's query blocks into ranges of equal work, and yield the work groups of each.
+
+        There are enough of them for threads to wait little; in a single column they run one after the other. first,
+        stop: the ends of each key-value head. work_before: in each column, of all query blocks before each.
         """
-        steps = np.add.reduceat(work, np.arange(0, len(kv_head), self.step))
-        ends = _even_edges(steps, max(4, min(8 * self.threads, len(kv_head) // self.work_group)))
-        return [kv_head[first * self.step : stop * self.step] for first, stop in pairwise(ends)]
+        steps, work = in_work_groups(first, stop, self.step), work_before.sum(axis=1)
+        many = min(8 * self.threads, int((stop - first).sum()) // self.work_group)
+        ends = _even_edges(work[steps[:, 1]] - work[steps[:, 0]], max(4, many) if work_before.shape[1] > 1 else 4)
+        for part in np.split(steps, ends[1:-1]):
+            begin = np.flatnonzero(np.isin(part[:, 0], first) | (part[:, 0] == part[0, 0]))
+            yield in_work_groups(part[begin, 0], part[np.append(begin[1:], len(part)) - 1, 1], self.work_group)
+
+
+def _sums_before(x: Array) -> Array:
+    """Return the sums of x up to each index of its first axis, and at last of all."""
+    return np.append(np.zeros((1, *x.shape[1:]), np.int64), np.cumsum(x, axis=0), axis=0)
 
 
 def _even_edges(work: Array, most: int) -> list[int]:

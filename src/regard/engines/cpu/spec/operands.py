@@ -125,8 +125,8 @@ OWN_FIELDS = {
     WEIGHTS: ("split_bits", "first_column", "stop_column", "whole"),
     **dict.fromkeys(BACKWARDS, ("from", "to", "dbias_streams", "partial_tiles")),
 }
-# The numbers of a query block.
-BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
+# The numbers of a query block; before them its number of key splits, or its partial sum of table gradients.
+BLOCK_FIELDS = ("b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @cache
@@ -151,7 +151,8 @@ def fields_of(kernel: str, masks: int = 0, low: bool = False) -> tuple[str, ...]
 def block_fields_of(kernel: str, masks: int = 0, low: bool = False) -> tuple[str, ...]:
     """Return the fields of a query block; operands come first."""
     offsets = (x.name for x in operands_of(kernel, masks, low).values() if x.by_block)
-    return (*offsets, *BLOCK_FIELDS, *(("row",) if kernel == SECOND else ()))
+    own = "partial_sum" if kernel in BACKWARDS else "splits"
+    return (*offsets, own, *BLOCK_FIELDS, *(("row",) if kernel == SECOND else ()))
 
 
 @dataclass(frozen=True)
