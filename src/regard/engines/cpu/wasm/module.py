@@ -138,7 +138,9 @@ def module(
         "tables": _places(rules),
         "requires": [[x.rule, x.argument, x.axis, x.length] for rule in given for x in rule.requires],
         "readByQuery": [
-            [rule.text, axis, repr(table), table.shape[axis]] for rule in given for table, axis in read_by_query(rule.node)
+            [rule.text, axis, repr(table), table.shape[axis]]
+            for rule in given
+            for table, axis in read_by_query(rule.node)
         ],
         "statistics": [s.name for s in observe],
         "best": best,
