@@ -661,8 +661,8 @@ def test_elements_of_a_mask_are_made_with_one_warning(monkeypatch: pytest.Monkey
 # Models that know eager's masks alone
 
 
-def eager_config() -> Any:
-    return transformers.GptOssPreTrainedModel.config_class()
+def eager_config(name: str = "GptOss") -> Any:
+    return getattr(transformers, f"{name}PreTrainedModel").config_class()
 
 
 SKIPS = [
@@ -716,18 +716,24 @@ def test_models_that_add_their_mask_do_not_see_the_future(
 
 
 @pytest.mark.filterwarnings("ignore:gpt_oss reads the elements")
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("model", "compiled"), [("GptOss", False), ("GptOss", True), ("Git", True)])
 @pytest.mark.parametrize("padded", [None, False, True])
 @pytest.mark.parametrize(("function", "options"), SKIPS, ids=str)
 def test_masks_of_models_without_sdpa_are_those_of_eager(
-    function: str, options: dict[str, Any], padded: bool | None, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    function: str,
+    options: dict[str, Any],
+    padded: bool | None,
+    model: str,
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
     from transformers import masking_utils
 
     window = masking_utils.sliding_window_bidirectional_mask_function(3)
-    one_graph = bool(options)  # else transformers composed the mask, and ours reads it outside
-    options = options | {"mask_function": getattr(masking_utils, function, window), "config": eager_config()}
+    # Without options transformers composed the mask, which a rule reads outside of the graph.
+    one_graph = bool(options) or model == "Git"
+    options = options | {"mask_function": getattr(masking_utils, function, window), "config": eager_config(model)}
     padding = None if padded is None else torch.tensor([[True] * 6, [True] * 4 + [not padded] * 2])
 
     def both(make: Any, padding: Any, x: torch.Tensor) -> Any:
