@@ -47,6 +47,17 @@ class Model:
             given = torch.ones(2, 64, dtype=torch.long)
             given[0, 40:] = 0
             return {"input_features": torch.randn(2, 64, 16, dtype=self.dtype), "attention_mask": given}
+        if self.kind == "series":
+            past, future = 19, 7
+            return {
+                "past_values": torch.rand(2, past, dtype=self.dtype),
+                "past_time_features": torch.rand(2, past, 2, dtype=self.dtype),
+                "past_observed_mask": torch.rand(2, past) > 0.5,
+                "static_categorical_features": torch.tensor([[3], [5]]),
+                "static_real_features": torch.rand(2, 1, dtype=self.dtype),
+                "future_values": torch.rand(2, future, dtype=self.dtype),
+                "future_time_features": torch.rand(2, future, 2, dtype=self.dtype),
+            }
         if self.kind == "speech":
             return {"input_features": torch.randn(2, 8, 40, dtype=self.dtype), "decoder_input_ids": ids}
         if self.kind == "decoder":
@@ -54,6 +65,8 @@ class Model:
             return {"input_ids": ids, "attention_mask": padded}
         padded[0, 7:] = 0
         given = {"input_ids": ids, "attention_mask": padded}
+        if self.kind == "text and image":
+            return given | {"pixel_values": torch.randn(2, 3, 16, 16, dtype=self.dtype)}
         return given | {"decoder_input_ids": ids.flip(0)[:, :6]} if self.kind == "encoder-decoder" else given
 
 
@@ -168,6 +181,37 @@ ADDING = {
         | {"num_key_value_heads": 1, "head_dim": 16, "o_groups": 2, "o_lora_rank": 8, "sliding_window": WINDOW,
            "layer_types": ["compressed_sparse_attention"] * 2,
            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32}},
+    ),
+    "informer": Model(
+        "InformerModel",
+        "InformerConfig",
+        {"prediction_length": 7, "context_length": 14, "lags_sequence": [1, 2, 3, 4, 5], "num_time_features": 2,
+         "num_static_categorical_features": 1, "num_static_real_features": 1, "cardinality": [19],
+         "embedding_dimension": [5], "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
+         "sampling_factor": 5, "distil": False},
+        torch.float64,
+        "series",
+    ),
+    "bigbird_pegasus": Model(
+        "BigBirdPegasusForConditionalGeneration",
+        "BigBirdPegasusConfig",
+        {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+         "max_position_embeddings": 64, "attention_type": "original_full", "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": None},
+        torch.float64,
+        "encoder-decoder",
+    ),
+    "bridgetower": Model(
+        "BridgeTowerForMaskedLM",
+        "BridgeTowerConfig",
+        {"text_config": {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
+                         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0},
+         "vision_config": {"hidden_size": 64, "num_hidden_layers": 2, "image_size": 16, "patch_size": 8},
+         "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+        torch.float64,
+        "text and image",
     ),
 }  # fmt: skip
 """Those that compute scores + mask beside the attention interface."""

@@ -5,8 +5,8 @@
 
 Each test class of a type has a small configuration and inputs. Its first model and the first one that generates are
 compared in float64: outputs and gradients with the tester's inputs, outputs with padding on the left and on the right,
-and logits of greedy generation. Rows of padding are left out. The wheel of transformers has no tests. It prints a line
-for each type that is not equal, and counts.
+and logits of greedy generation. Rows of padding are left out. The wheel of transformers has no tests. A type that those
+tests lack is built from SIZES, and gets token ids alone. It prints a line for each type that is not equal, and counts.
 """
 
 import argparse
@@ -19,11 +19,15 @@ import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from inspect import signature
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto import configuration_auto, modeling_auto
 
 import regard.torch
 from regard.torch.dropins import transformers as integration
@@ -31,6 +35,25 @@ from regard.torch.dropins import transformers as integration
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}  # of the norm; some models compute parts in float32
 LONGEST = 40  # seconds for a test class
 WORST = "differs", "refused", "not here", "as sdpa", "own attention", "equal"
+SIZES: dict[str, Any] = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": 512, "sliding_window": 5, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts": 4,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 4,
+    "index_head_dim": 16, "index_n_heads": 2, "linear_head_dim": 8, "linear_num_heads": 4, "layer_group_size": 2,
+    "image_size": 16, "patch_size": 4, "depth": 2, "num_heads": 4,
+}  # fmt: skip
+SIZES_OF: dict[str, dict[str, Any]] = {
+    "dory": {"use_cache": False},
+    "dots3_note_text": {"per_layer_config": {}},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "index_kpool": 2},
+    "hy_v4_vl_text": {"qk_rope_head_dim": 64, "index_head_dim": 80},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen4_exp_text": {"indexer_budget": 4, "indexer_compress_ratio": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+                       "indexer_head_dim": 16},
+}  # fmt: skip
+MOST = 10**8  # parameters of a model that is built from SIZES
 calls = 0
 
 
@@ -65,6 +88,56 @@ def testers(folder: Path, only: set[str]) -> Iterator[tuple[str, Any]]:
                 continue
             if case.__module__ == module.__name__ and hasattr(case, "_prepare_for_class"):
                 yield name, case
+
+
+def small(kind: Any) -> Any:
+    """Return a configuration of a class with small SIZES, in its parts too."""
+    sizes = SIZES | SIZES_OF.get(kind.model_type, {})
+    known = {name: sizes.get(name, sizes.get(kind.attribute_map.get(name))) for name in signature(kind).parameters}
+    parts = {name: small(part).to_dict() for name, part in kind.sub_configs.items() if hasattr(part, "model_type")}
+    return kind(**{name: x for name, x in known.items() if x is not None}, **parts)
+
+
+def without_tester(folder: Path, only: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each type without a folder of tests: a test case of its first model that takes token ids, or an error."""
+    common, generation = (
+        importlib.import_module(f"tests.{x}") for x in ("test_modeling_common", "generation.test_utils")
+    )
+    types: dict[str, list[str]] = {}
+    for kind in configuration_auto.CONFIG_MAPPING_NAMES:
+        types.setdefault(configuration_auto.model_type_to_module_name(kind), []).append(kind)
+    for name, kinds in types.items():
+        if (folder / "tests" / "models" / name).is_dir() or (only and name not in only):
+            continue
+        found: Any = NotHereError("no model takes token ids")
+        for kind in kinds:
+            for task in "FOR_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_MULTIMODAL_LM_", "":
+                model = getattr(modeling_auto, f"MODEL_{task}MAPPING_NAMES").get(kind)
+                if model is None or isinstance(found, type):
+                    continue
+                try:
+                    found = of_ids(
+                        getattr(transformers, model), small(configuration_auto.CONFIG_MAPPING[kind]), common, generation
+                    )
+                except Exception as error:
+                    found = error
+        yield name, found
+
+
+def of_ids(kind: Any, config: Any, common: Any, generation: Any) -> type:
+    """Return a test case of a model that takes token ids. Raises an error if the model is large, or does not run."""
+    with torch.device("meta"):
+        size = sum(x.numel() for x in kind(copy.deepcopy(config)).parameters())
+    if size > MOST:
+        raise NotHereError(f"{kind.__name__} has {size / 1e6:.0f} million parameters")
+    ids = common.ids_tensor([2, 11], SIZES["vocab_size"] - 3) + 3
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    built(kind, config)(**inputs)
+    generates = (kind,) if kind.can_generate() else ()
+    tester = SimpleNamespace(prepare_config_and_inputs_for_common=lambda: (copy.deepcopy(config), dict(inputs)))
+    bases = common.ModelTesterMixin, generation.GenerationTesterMixin, unittest.TestCase
+    parts = {"model_tester": tester, "all_model_classes": (kind,), "all_generative_model_classes": generates}
+    return type(f"{kind.__name__}Test", bases, parts)
 
 
 def tensors(found: Any) -> list[torch.Tensor]:
@@ -256,7 +329,8 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, late)
     began, results = time.monotonic(), {}
-    for name, case in testers(options.folder, set(filter(None, options.only.split(",")))):
+    only = set(filter(None, options.only.split(",")))
+    for name, case in chain(testers(options.folder, only), without_tester(options.folder, only)):
         if time.monotonic() - began > options.seconds:
             results.setdefault(name, "not begun")
             continue

@@ -304,6 +304,22 @@ def test_what_the_loader_refuses(name: str, tmp_path: Path) -> None:
     assert "error" not in call(path, [given])[0]
 
 
+@pytest.mark.parametrize("name", ["mask", "score"])
+def test_a_table_with_an_entry_for_each_query_is_refused_as_in_python(name: str, tmp_path: Path) -> None:
+    rule: Any = {
+        "mask": lambda b, h, i, j: j <= regard.table(np.arange(5))[i],
+        "score": lambda s, b, h, i, j: s + regard.table(np.ones((2, 5)))[h, i],
+    }[name]
+    q, k = np.zeros((2, 5, 8), np.float32), np.zeros((2, 9, 8), np.float32)
+    with pytest.raises(ValueError, match="it has an entry for each of the 5 rows: give offset=0") as refused:
+        problem_from(q, k, k, **{name: rule})
+    path = regard.export_wasm(tmp_path / "by_query", **{name: rule}, maps=True)
+    given: dict[str, Any] = {"q": q, "k": k, "v": k, "heads": 2, "d": 8}
+    head = {"q": q[0], "k": k[0], "lse": np.zeros(5), "d": 8, "rows": [0, 5], "cols": [0, 9]}
+    found = call(path, [given, head, {**given, "offset": 0}, {**head, "offset": 0}, {**given, "k": q, "v": q}])
+    assert [x.get("error") for x in found] == [f"RangeError: {refused.value}"] * 2 + [None] * 3
+
+
 def test_what_the_loader_refuses_of_a_head(tmp_path: Path) -> None:
     path = regard.export_wasm(tmp_path / "head", maps=True)
     given = {"q": x[0], "k": x[0], "lse": np.zeros(5), "d": 8, "rows": [0, 5], "cols": [0, 5]}

@@ -337,16 +337,17 @@ def differs_by_head(rule: Mask | str) -> bool:
 
 
 @modes.constant
-def runs_as_eager(config: type) -> bool:
-    """Return whether the models of a class of configurations have eager attention alone, by their `_supports_sdpa`.
+def supports(config: type, implementation: str) -> bool:
+    """Return whether a model of a class of configurations supports "sdpa" or "flex_attn", by its `_supports_…`.
 
-    Such a model may compute scores + mask itself, and has no attention that is causal without a mask.
+    Without "sdpa" it may compute scores + mask itself, and has no attention that is causal without a mask. With
+    "flex_attn" it takes masks that are no tensors. What is no configuration of a model supports both.
     """
-    return _runs_as_eager(config)
+    return _supports(config, implementation)
 
 
 @cache
-def _runs_as_eager(config: type) -> bool:
+def _supports(config: type, implementation: str) -> bool:
     from transformers import PreTrainedModel
 
     classes = [PreTrainedModel]
@@ -355,8 +356,8 @@ def _runs_as_eager(config: type) -> bool:
     for base in config.__mro__:
         models = [x for x in classes if x.config_class is base]
         if models:
-            return not any(x._supports_sdpa for x in models)
-    return False
+            return any(getattr(x, f"_supports_{implementation}") for x in models)
+    return True
 
 
 class MaskIndex(Traced):
@@ -379,12 +380,13 @@ def mask(
     dtype: torch.dtype = torch.float32,
     config: Any = None,
     **options: Any,
-) -> RuleMask | GraphMask | None:
+) -> RuleMask | GraphMask | torch.Tensor | None:
     """Make a mask, as transformers' mask interface.
 
     mask_function: True if a query index may attend to a key index. attention_mask: padding (batch,
     keys), True = a token. dtype: of the model, and of the mask if the model knows eager's masks
-    alone: then the mask is None where eager's is.
+    alone: then the mask is None where eager's is. In a graph such a model gets eager's mask itself,
+    unless it takes masks that are no tensors.
     """
     from transformers.masking_utils import (
         bidirectional_mask_function,
@@ -397,7 +399,7 @@ def mask(
     function = causal_mask_function if mask_function is None else mask_function
     shape = (batch_size, 1, q_length, kv_length if spread() is None else q_length)
     kv_length = whole(kv_length)
-    as_eager, local = runs_as_eager(type(config)), options.get("local_size")
+    as_eager, local = not supports(type(config), "sdpa"), options.get("local_size")
     make = partial(
         eager_mask if as_eager else sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length,
         q_offset=q_offset, kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
@@ -407,6 +409,11 @@ def mask(
     none_if_full = as_eager and options.get("allow_is_bidirectional_skip") and (local is None or kv_length < local)
     model = getattr(config, "model_type", None) or "the model"
     if torch.compiler.is_compiling():
+        if as_eager and not supports(type(config), "flex_attn"):
+            return eager_mask(
+                batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask, dtype, device=device,
+                **options,
+            )  # fmt: skip
         simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
         if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
             return outside_mask(
@@ -537,7 +544,7 @@ def attention(
                 call_options |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and whole(n_q) > 1 and not runs_as_eager(type(getattr(module, "config", None))):
+        if causal and whole(n_q) > 1 and supports(type(getattr(module, "config", None)), "sdpa"):
             call_options |= {"causal": True, "offset": 0}
     elif attention_mask.is_floating_point():
         call_options["bias"] = attention_mask if position_bias is None else position_bias + attention_mask

@@ -43,12 +43,13 @@ from regard.engines.cpu.target.instructions import Target, webassembly
 from regard.engines.cpu.wasm import scores
 from regard.engines.cpu.wasm.linking import custom_section, linked
 from regard.rules import Mask, Program, Score, as_mask, reads
+from regard.rules.outside import read_by_query
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
-VERSION = 3  # of the description
+VERSION = 4  # of the description
 POSITIONS = 2**20  # queries and keys of a call at most,
 INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
 DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
@@ -107,7 +108,7 @@ def module(
     names = [name for name, _ in kernels]
     key = repr([(name, spec.key) for name, spec in kernels])
     code = linked(cache.stored_object(key, "attention", target, lambda: _together(texts())), names)
-    requirements = [x for rule in (mask, score) if rule is not None for x in rule.requires]
+    given = [rule for rule in (mask, score) if rule is not None]
     tables = b"".join(x.tobytes() for _, x in _tables(rules))
     description = {
         "version": VERSION,
@@ -135,7 +136,12 @@ def module(
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
-        "requires": [[x.rule, x.argument, x.axis, x.length] for x in requirements],
+        "requires": [[x.rule, x.argument, x.axis, x.length] for rule in given for x in rule.requires],
+        "readByQuery": [
+            [rule.text, axis, repr(table), table.shape[axis]]
+            for rule in given
+            for table, axis in read_by_query(rule.node)
+        ],
         "statistics": [s.name for s in observe],
         "best": best,
         "top": wanted,
