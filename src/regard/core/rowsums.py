@@ -130,8 +130,8 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
         top = S.max(axis=-1, initial=-np.inf)
         shift = np.where(top == -np.inf, 0, top)
         found = shift + np.log(np.exp(S - shift[:, None]).sum(axis=-1, dtype=np.float64))
-        if one.sink is not None:
-            found = np.logaddexp(found, read(one.sink)[0].astype(np.float64))
+        for logit in one.denominators.values():
+            found = np.logaddexp(found, read(np.asarray(logit)).astype(np.float64).reshape(-1)[:1])
         given = read(lse, rows).astype(np.float64)
         eps = max(_eps(lse.dtype), _eps(p.compute))
         size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))

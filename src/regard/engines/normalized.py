@@ -37,8 +37,7 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
         return ct
     with np.errstate(all="ignore"):
         total = maps(p, outputs.lse, p.n_q, 1)[0][..., 0]
-        if p.sink is not None:
-            total = total + np.exp(p.sink.astype(p.compute)[..., None] - outputs.lse)
+        total = sum(p.shares(outputs.lse).values(), total)
         factor = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
 
     def divided(x: Array | None, factor: Array) -> Array | None:

@@ -46,7 +46,7 @@ class ForwardSums:
         return found
 
     def alone(self) -> Array:
-        return self.lse if self.p.sink is None else self._sum(scores_alone(self.p))
+        return self._sum(scores_alone(self.p)) if self.p.denominators else self.lse
 
     def where(self, mask: Mask) -> Array:
         return self._sum(scores_alone(self.p, mask if self.p.mask is None else self.p.mask & mask))

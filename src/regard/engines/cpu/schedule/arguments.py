@@ -73,11 +73,6 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-def by_head(p: Problem, x: Array) -> Array:
-    """Return the sink of each query head."""
-    return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
-
-
 def programs(p: Problem) -> list[tuple[str, Program]]:
     """Return the rules of a call, with the prefixes of their fields."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
@@ -89,8 +84,8 @@ def arrays_of(p: Problem, own: Arrays) -> Arrays:
     found = {"q": p.query, "k": p.key, "v": p.value, **own}
     if p.bias is not None:
         found["bias"] = p.dense(p.bias)
-    if p.sink is not None:
-        found["sink"] = by_head(p, p.sink)
+    if p.outside is not None:
+        found["sink"] = p.outside
     for n, x in enumerate(dense_masks(p)):
         found[f"dense{n}"] = x
     return found

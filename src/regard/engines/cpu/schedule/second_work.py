@@ -77,7 +77,7 @@ class Pass:
     def __init__(self, p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], shape: tuple[int, int]):
         self.p = p = scores_alone(p)
         self.target, self.observe = target, observe
-        self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
+        self.threads = 1 if p.pairs * (p.d + 16) < SMALL else num_threads()
         self.spec = second_spec(p, target, observe)
         self.results = KernelResults(p.new_output(), lse, None, None)
         self.row_edges, self.col_edges = bin_edges(shape[0], p.n_q), bin_edges(shape[1], p.n_k)
@@ -115,7 +115,7 @@ class Pass:
     def result(self) -> dict[Statistic, Any]:
         """Run the pass and return the statistics."""
         p, totals = self.p, self.totals
-        if p.batch * p.heads * p.n_q * p.n_k:
+        if p.pairs:
             self._run()
 
         def value(s: Statistic) -> Any:
