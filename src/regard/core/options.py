@@ -38,9 +38,7 @@ class CallOptions(NamedTuple):
 
 DEFAULTS: dict[str, Any] = CallOptions._field_defaults
 RULES = of_kind("rule")
-ARRAYS = of_kind(
-    "pairs", "heads"
-)  # inputs beside query, key and value that engines read; a metric is multiplied before
+ARRAYS = of_kind("pairs", "heads")  # inputs beside query, key and value; a metric is multiplied before
 AFTER_WEIGHTS = (*of_role("weights"), "layout", "observe")  # weights do not depend on these
 LAST = ("return_weights", "observe", "dout", "engine")  # in signatures
 

@@ -70,6 +70,7 @@ class Engine(Protocol):
     KNOWS: Mapping[str, frozenset[str]]
 
     def state(self) -> str | None: ...
+    def require(self, function: str, p: Problem, /) -> None: ...
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
     def carried(self, p: Problem, low: bool, t: Differential | None = None, /) -> SumShapes: ...
@@ -94,17 +95,24 @@ class Engine(Protocol):
 
 
 class Guarded:
-    """An engine whose functions raise for a problem with a field that they do not know."""
+    """An engine whose functions raise for a problem with a field that they do not know.
+
+    Engines enter each other by it, and each its own functions. It has the members of `Engine` alone.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.NAME, self.ABOUT = engine, engine.NAME, engine.ABOUT
         for name in FUNCTIONS:
             setattr(self, name, functools.partial(self._call, name))
 
-    def _call(self, function: str, p: Problem, *args: Any) -> Any:
+    def require(self, function: str, p: Problem) -> None:
+        """Raise ValueError for a problem with a field that a function does not know."""
         reason = unknown(self.engine, function, p)
         if reason:
             raise ValueError(f"engine {self.engine.NAME!r} refuses this call: {reason}")
+
+    def _call(self, function: str, p: Problem, *args: Any) -> Any:
+        self.require(function, p)
         return getattr(self.engine, function)(p, *args)
 
     def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> PreparedForward | None:
@@ -118,7 +126,12 @@ class Guarded:
         return None if prepare is None else prepare(p, vary)
 
     def __getattr__(self, name: str) -> Any:
+        if name not in MEMBERS:
+            raise AttributeError(f"an engine has no member {name!r}: it is entered by those of `regard.engines.Engine`")
         return getattr(self.engine, name)
+
+
+MEMBERS = frozenset({*Engine.__annotations__, *(name for name in vars(Engine) if not name.startswith("_"))})
 
 
 def unknown(engine: Engine, function: str, p: Problem) -> str | None:

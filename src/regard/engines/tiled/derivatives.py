@@ -12,7 +12,8 @@ import numpy as np
 
 from regard.core.problem import Carried, Differential, Outputs, Problem, SumShapes, share
 from regard.core.statistics import ENTROPY
-from regard.engines.tiled.forward_pass import BlockLse, bounded, forward, in_order, rows_of, spread_blocks
+from regard.engines import engines
+from regard.engines.tiled.forward_pass import BlockLse, bounded, in_order, rows_of, spread_blocks
 from regard.engines.tiled.tiles import BLOCK_Q, SPLIT_TILES, Chunk, QueryBlock, masked, product
 from regard.rules import Node, Table, reading, tangent
 from regard.rules.derivative import multiply
@@ -244,7 +245,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         if low is not None:
             # NumPy takes long to convert float16, where a remainder is often subnormal.
             low = Outputs(None, None, None, np.empty_like(low.low, dtype=p.compute))
-        known, _ = forward(replace(p, observe=(ENTROPY,)), None, low)
+        known, _ = engines()["tiled"].forward(replace(p, observe=(ENTROPY,)), None, low)
     along = InputTangents(p, t)
 
     def begin(saved: BlockOutputs) -> tuple[Any, ChunkTangents]:

@@ -28,6 +28,7 @@ from regard.core.statistics import (
     bin_edges,
     pooled,
 )
+from regard.engines import engines
 from regard.engines.observed import basic, complete
 from regard.engines.tiled.tiles import (
     BAND,
@@ -117,8 +118,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
     spread_blocks(p, work, rows)
     seen[LSE] = lse
-    seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
-    seen = complete(p, lse, seen, lambda p: forward(p, rows))
+    seen |= passed(p, lse, tuple(s for s in observe if s not in seen))
+    seen = complete(p, lse, seen, lambda p: engines()["tiled"].forward(p, rows))
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
 
 
@@ -348,12 +349,22 @@ class BlockLse:
         return S, P
 
 
-def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """Return the statistics that need the weights and lse.
+def passed(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """Return the statistics that need the weights and lse: sums over queries, maps, and single rows."""
+    tiled = engines()["tiled"]
+    seen: dict[Statistic, Any] = {
+        s: tiled.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)
+    }
+    sums = tuple(s for s in observe if s not in seen)
+    if sums:
+        tiled.require("maps", p)
+        seen |= second_pass(p, lse, sums)
+    return seen
 
-    They are sums over queries, maps, and single rows.
-    """
-    seen: dict[Statistic, Any] = {s: weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
+
+def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """Return statistics that are sums over queries, or maps, from the weights and lse."""
+    seen: dict[Statistic, Any] = {}
     sums = {s: np.zeros(s.shapes(p.sizes)[0], p.compute) for s in observe if type(s) in ADD}
 
     def work(heads: HeadBlock) -> None:
