@@ -34,7 +34,6 @@ def layout_of(arrays: Iterable[Array | None]) -> tuple[Any, ...]:
     return tuple([None if x is None else (x.dtype, x.shape, x.strides) for x in arrays])  # faster than a generator
 
 
-SPARE = ("statistic", "number", "rest", "gradient", "sum", "bins", "state")  # roles that a call may lack
 OWN_AXES = ("sum", "bins", "state")  # roles whose axes have lengths of their own
 
 
@@ -47,7 +46,7 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
     for name, x in spec.operands.items():
         array = arrays.get(name)
         if array is None:
-            if x.role not in SPARE and name not in spec.varying and spec.takes(x):
+            if spec.takes(x) and not (x.tested or name in spec.varying):
                 raise ValueError(f"{name} must be an array with the axes {', '.join(x.axes)}, got none")
             continue
         step, size = array.itemsize, spec.type_of(name).size
