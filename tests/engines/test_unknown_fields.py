@@ -12,7 +12,6 @@ import regard
 import regard.jax
 import regard.torch
 from regard.core import problem
-from regard.core.parts import part_of
 from regard.core.problem import FUNCTIONS, KNOWS, Outputs, Problem
 from regard.core.problem import Differential as D
 from regard.engines import choose, engines
@@ -50,12 +49,6 @@ def test_every_function_of_every_engine_refuses_it(name: str, function: str) -> 
         ValueError, match=f"no engine supports this call: cpu: its {function} does not know 'novel'; ti"
     ):
         choose(p, None, function)
-
-
-@pytest.mark.usefixtures("novel")
-def test_a_part_of_a_call_refuses_it() -> None:
-    with pytest.raises(ValueError, match="a part of a call does not know 'novel'"):
-        part_of(problem_from(X, X, X))
 
 
 def of_tensors(**options: Any) -> Any:

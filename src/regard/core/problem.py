@@ -5,7 +5,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,7 +149,7 @@ def declared(role: str, kind: str, default: Any = MISSING) -> Any:
     Derived problems, the keys of caches, headers of ranks and programs of JAX follow from its role and its kind.
     """
     assert role in ROLES
-    assert kind in KINDS
+    assert kind in (("heads", "value") if role == "denominators" else KINDS)
     return field(default=default, metadata={"role": role, "kind": kind})
 
 
@@ -318,13 +318,12 @@ class Problem:
             shapes["bias"] = self.bias_sums
         return {name: (shape, self.compute) for name, shape in shapes.items()}
 
-    @property
+    @cached_property
     def denominators(self) -> dict[str, Any]:
         """The logits that each row's sum has besides those of its keys, by field: arrays or numbers."""
-        every = {name: getattr(self, name) for name in of_role("denominators")}
-        return {name: x for name, x in every.items() if x is not None}
+        return {name: x for name in of_role("denominators") if (x := getattr(self, name)) is not None}
 
-    @property
+    @cached_property
     def outside(self) -> Array | None:
         """The logarithm of what each row's sum has besides its keys, (h,) in the dtype of sums; None for nothing."""
         logits = [self.per_head(x) for x in self.denominators.values()]
@@ -336,7 +335,8 @@ class Problem:
 
     def per_head(self, x: Any) -> Array:
         """Return an array that aligns right to (h,), or a number, as (h,) in the dtype of sums."""
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(x, self.compute), (self.heads,)))
+        x = np.ascontiguousarray(x, self.compute)
+        return x if x.shape == (self.heads,) else np.ascontiguousarray(np.broadcast_to(x, (self.heads,)))
 
     def sink_gradient(self, rows: Array) -> Any:
         """Return the gradient of the sink from its parts by query, (..., h, n_q)."""
@@ -370,7 +370,7 @@ class Problem:
         """The fields that calls of one signature share, for `from_fields`: all but query, key, value and rules."""
         varying = of_kind("rows", "keys", "rule")
         own = {name: getattr(self, name) for name in KIND if name not in varying}
-        return own | {"batch": self.batch}
+        return own | {"batch": self.batch, "denominators": self.denominators, "outside": self.outside}
 
     @classmethod
     def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:
@@ -403,11 +403,13 @@ KIND = {x.name: x.metadata["kind"] for x in fields(Problem)}
 OPTIONAL = {x.name: x.default for x in fields(Problem) if x.default is not MISSING}
 
 
+@cache
 def of_role(*roles: str) -> tuple[str, ...]:
     """Return the names of the fields of some roles."""
     return tuple(name for name, role in ROLE.items() if role in roles)
 
 
+@cache
 def of_kind(*kinds: str) -> tuple[str, ...]:
     """Return the names of the fields of some kinds."""
     return tuple(name for name, kind in KIND.items() if kind in kinds)

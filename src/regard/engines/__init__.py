@@ -13,10 +13,11 @@ An engine is a module with the members of `Engine`; of one without `prepare` no 
 field "part" has `carried`, the shapes and dtypes of the sums of forward, or of `jvp` along t. They depend on `low` too.
 DEVICES: it reads arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when
 named. SKIPS_TILES: it does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a
-`Problem` it knows. A problem that uses another one is refused, never computed without it. `state` and `supports` return
-None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the problem's own lse: rows
-with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse that may be that of more
-keys than the problem has. The derivatives:
+`Problem` it knows. A problem that uses another one is refused, never computed without it. So engines call each other's
+functions, and each its own, by `engines()[name]`. `require` refuses alike where only code is shared. `state` and
+`supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the
+problem's own lse: rows with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse
+that may be that of more keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from regard.core.layout import Layout
-from regard.core.options import RULES
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import KIND, ROLES, Differential, Outputs, Problem, of_role
 from regard.core.tensors import NUMPY, tensor
 from regard.engines import Engine, choose
@@ -185,7 +185,7 @@ class RankEngine:
 
 def given(x: Outputs | Differential) -> tuple[str, ...]:
     """Return the names of the arrays that are not None."""
-    names = x._fields if isinstance(x, Outputs) else ("query", "key", "value", "bias", "sink")
+    names = x._fields if isinstance(x, Outputs) else ("query", "key", "value", *ARRAYS)
     tables = () if isinstance(x, Outputs) else (f"{len(x.tables)} tables",)
     return (*(name for name in names if getattr(x, name) is not None), *tables)
 

@@ -205,7 +205,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
     from regard.engines.cpu.schedule.backward_work import backward as run
     from regard.engines.cpu.target.instructions import chosen
 
-    return run(p, chosen(), outputs, normalized(p, outputs, ct, engines()[NAME].maps), into)
+    return run(p, chosen(), outputs, normalized(p, outputs, ct, lambda *x: engines()[NAME].maps(*x)), into)
 
 
 def jvp(

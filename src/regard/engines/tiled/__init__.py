@@ -60,7 +60,7 @@ def carried(p: Problem, low: bool, t: Differential | None = None) -> SumShapes:
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines.tiled import backward_pass
 
-    return backward_pass.backward(p, outputs, normalized(p, outputs, ct, engines()[NAME].maps))
+    return backward_pass.backward(p, outputs, normalized(p, outputs, ct, lambda *x: engines()[NAME].maps(*x)))
 
 
 def jvp(

@@ -46,7 +46,7 @@ class BackwardArrays:
         assert outputs.lse is not None
         self.out, self.low, self.lse = outputs.out, outputs.low, np.ascontiguousarray(outputs.lse)
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
-        self.shares = p.shares(self.lse)
+        self.shares = p.shares(self.lse) if p.denominators else {}
         self.given = None if ct.lse is None else ct.lse.astype(real)
         self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
         if self.d_entropy is not None:

@@ -140,15 +140,17 @@ def schedule_for(
 
 def signature(p: Problem) -> tuple[Any, ...]:
     """Return what a schedule depends on of a problem, besides the layout of arrays."""
-    fields_of, identities = identified()
-    return tuple([None if x is None else identity(x) for identity, x in zip(identities, fields_of(p), strict=True)])
+    values, others = identified()
+    return *values(p), *[None if (x := getattr(p, name)) is None else identity(x) for name, identity in others]
 
 
 @functools.cache
-def identified() -> tuple[Callable[[Problem], tuple[Any, ...]], list[Callable[[Any], Any]]]:
-    """Return a function to the fields that schedules depend on besides arrays, and what identifies each of them."""
-    names = [name for name in of_role("indices", "scores", "denominators", "weights", "part") if name not in GIVEN]
-    return attrgetter(*names), [IDENTITY[KIND[name]] for name in names]
+def identified() -> tuple[Callable[[Problem], tuple[Any, ...]], list[tuple[str, Callable[[Any], Any]]]]:
+    """Return a function to the values that schedules depend on, and what identifies each of the other fields."""
+    names = [name for name in of_role("indices", "scores", "denominators", "weights") if name not in GIVEN]
+    values = [name for name in names if KIND[name] == "value"]
+    others = [(name, IDENTITY[KIND[name]]) for name in names if name not in values]
+    return attrgetter(*values), [*others, ("part", lambda x: x.identity)]
 
 
 @once
@@ -165,9 +167,8 @@ IDENTITY: dict[str, Callable[[Any], Any]] = {
     "pairs": np.shape,
     "heads": lambda x: True,
     "rule": lambda x: rule_signature(x.node),
-    "value": lambda x: getattr(x, "identity", x),
 }
-"""What a schedule depends on of a field, by its kind. A part of a call has an identity."""
+"""What a schedule depends on of a field that holds no value, by its kind."""
 
 GIVEN = ("seed",)
 """Fields that are arguments of each run of a schedule."""
