@@ -328,7 +328,8 @@ def test_no_code_sees_a_field_that_it_does_not_know(
                 assert len(watch.leaks) == before, f"{known} known, {label}: {watch.leaks}"
     finally:
         regard.set_num_threads(threads)
-    assert outcomes == {"ran", "refused"}
+    carried = calls != "jax" or kind == "value"  # its programs carry arrays that are options of the caller alone
+    assert outcomes == ({"ran", "refused"} if carried else {"refused"})
 
 
 def test_an_engine_has_the_members_of_the_protocol_alone() -> None:
