@@ -60,8 +60,8 @@ LAZY = {
         "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work "
         "engines.cpu.schedule.prepared engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
         "engines.cpu.schedule.weights_work engines.cpu.schedule.work "
-        "engines.cpu.target.instructions engines.tiled engines.tiled.forward_pass",
-        COMPILER + "; a plain call needs no tiles on NumPy",
+        "engines.cpu.target.instructions",
+        COMPILER,
     ),
     "regard.engines.cpu.language.writing": ("engines.cpu.language.kernel", KERNEL),
     "regard.engines.cpu.schedule.backward_arrays": (

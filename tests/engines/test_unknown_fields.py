@@ -12,11 +12,11 @@ import regard
 import regard.jax
 import regard.torch
 from regard.core import problem
-from regard.core.parts import part_of
 from regard.core.problem import FUNCTIONS, KNOWS, Outputs, Problem
 from regard.core.problem import Differential as D
 from regard.engines import choose, engines
 from regard.ops.normalization import problem_from
+from regard.warning import warn_once
 
 X = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
 O = Outputs(X, X[..., 0].copy(), None)
@@ -50,12 +50,6 @@ def test_every_function_of_every_engine_refuses_it(name: str, function: str) -> 
         ValueError, match=f"no engine supports this call: cpu: its {function} does not know 'novel'; ti"
     ):
         choose(p, None, function)
-
-
-@pytest.mark.usefixtures("novel")
-def test_a_part_of_a_call_refuses_it() -> None:
-    with pytest.raises(ValueError, match="a part of a call does not know 'novel'"):
-        part_of(problem_from(X, X, X))
 
 
 def of_tensors(**options: Any) -> Any:
@@ -97,6 +91,7 @@ def test_a_call_goes_to_the_engine_that_knows_it(monkeypatch: pytest.MonkeyPatch
     tiled = engines()["tiled"]
     monkeypatch.setattr(tiled.engine, "KNOWS", KNOWS | {"forward": KNOWS["forward"] | {"novel"}})
     p = problem_from(X, X, X)
+    warn_once.cache_clear()  # another test may have had this warning
     with pytest.warns(
         regard.RegardWarning, match="the engine 'cpu' refuses this call: its forward does not know 'novel'"
     ):

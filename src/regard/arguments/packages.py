@@ -33,6 +33,8 @@ def require(what: str, *packages: str) -> None:
 def remedy(package: str) -> str:
     """Return the command that installs a package, or the reason why there is none.
 
+    pip adds an extra to the regard that is installed: it asks no index for regard itself.
+
     >>> remedy("uvicorn"), remedy("ml_dtypes")
     ("pip install 'regard[look]'", 'pip install ml_dtypes')
     """

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from regard.core.problem import of_kind, of_role
 from regard.core.statistics import Statistic
 from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 
@@ -36,9 +37,9 @@ class CallOptions(NamedTuple):
 
 
 DEFAULTS: dict[str, Any] = CallOptions._field_defaults
-RULES = ("mask", "score")
-ARRAYS = ("bias", "sink")  # inputs beside query, key and value that engines read; a metric is multiplied before
-AFTER_WEIGHTS = ("dropout", "seed", "layout", "observe")  # weights do not depend on these
+RULES = of_kind("rule")
+ARRAYS = of_kind("pairs", "heads")  # inputs beside query, key and value; a metric is multiplied before
+AFTER_WEIGHTS = (*of_role("weights"), "layout", "observe")  # weights do not depend on these
 LAST = ("return_weights", "observe", "dout", "engine")  # in signatures
 
 

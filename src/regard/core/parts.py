@@ -1,30 +1,24 @@
 """Problems derived from a problem: its scores alone, or a part of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from regard.core.problem import FIELDS, Problem
+from regard.core.problem import Problem, of_kind
 from regard.rules import Mask, as_score, compose, rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def scores_alone(p: Problem, mask: Mask | None = None) -> Problem:
-    """Return the problem without sink, dropout, values and statistics.
+    """Return the problem without values, and without what follows its scores: sinks, dropout and statistics.
 
     mask: replaces the problem's mask.
     """
-    return replace(
-        p,
-        mask=p.mask if mask is None else mask,
-        value=p.value[..., :0],
-        sink=None,
-        dropout=0.0,
-        positions_first=False,
-        observe=(),
-    )
+    mask = p.mask if mask is None else mask
+    return p.without("denominators", "weights", "results", mask=mask, value=p.value[..., :0])
 
 
 def scores_times(p: Problem, factor: float) -> Problem:
@@ -55,39 +49,35 @@ def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None)
 
     b: row-major index of a batch element. h: a head, None for all. Rows and keys keep their positions in the whole. A
     rule that reads the number of keys counts those to the end of the part. Dropout and statistics are left out.
-
-    Raises ValueError for a call with an optional field that is not known here: it could be an array, to be sliced.
     """
-    if unknown := p.used - FIELDS:
-        raise ValueError(f"a part of a call does not know {', '.join(map(repr, sorted(unknown)))}")
+    assert p.part is None
     at = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
     head, kv = slice(None), slice(None)
     if h is not None:
         head, kv = slice(h, h + 1), slice(h // p.group, h // p.group + 1)
     first, first_key = range(p.n_q)[rows].start, range(p.n_k)[cols].start
+    slices: dict[str, Callable[[Array], Array]] = {
+        "rows": lambda x: p.leading(x, 3)[at][head, rows],
+        "keys": lambda x: p.leading(x, 3)[at][kv, cols],
+        "batch": lambda x: x[b : b + 1],
+        "pairs": lambda x: p.dense(x)[at][head, rows, cols],
+        "heads": lambda x: np.broadcast_to(x, (p.heads,))[head],
+    }
+    part = p.without("weights", "results", lead=(), factors=None, **sliced(p, slices))
+    origin = (p.origin[0] + b, p.origin[1] + (h or 0), p.origin[2] + first_key)
+    return replace(part, offset=part.offset + first, origin=origin)
 
-    def pairs(x: Array) -> Array:
-        found: Array = p.dense(x)[at][head, rows, cols]
-        return found
+
+def sliced(p: Problem, slices: dict[str, Callable[[Array], Array]]) -> dict[str, Any]:
+    """Return the parts of a problem's arrays by field, and its rules with parts of their dense arrays.
+
+    slices: for each kind of fields, a function from an array to its part. That of "pairs" slices dense arrays too.
+    """
 
     def rule(x: Any) -> Any:
-        dense = {id(array): pairs(array) for array in x.dense} if x is not None else {}
+        dense = {id(array): slices["pairs"](array) for array in x.dense}
         return replace(x, node=rebuild(x.node, dense)) if dense else x
 
-    return replace(
-        p,
-        query=p.leading(p.query, 3)[at][head, rows],
-        key=p.leading(p.key, 3)[at][kv, cols],
-        value=p.leading(p.value, 3)[at][kv, cols],
-        lead=(),
-        mask=rule(p.mask),
-        score=rule(p.score),
-        bias=None if p.bias is None else pairs(p.bias),
-        sink=None if p.sink is None else np.broadcast_to(p.sink, (p.heads,))[head],
-        dropout=0.0,
-        offset=p.offset[b : b + 1] + first,
-        origin=(p.origin[0] + b, p.origin[1] + (h or 0), p.origin[2] + first_key),
-        positions_first=False,
-        factors=None,
-        observe=(),
-    )
+    of_kinds = (slices | {"rule": rule}).items()
+    given = {name: (part, getattr(p, name)) for kind, part in of_kinds for name in of_kind(kind)}
+    return {name: part(x) for name, (part, x) in given.items() if x is not None}

@@ -4,8 +4,8 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import partial
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,40 @@ class CallPart:
         return self.rows, self.keys, *ends, self.bias_axes
 
 
+ROLES = {
+    "operands": "query, key and value",
+    "indices": "the absolute indices of rows and keys",
+    "scores": "what scores follow from, besides the operands",
+    "denominators": "logits that a row's sum has besides those of its keys",
+    "weights": "what is done to weights after the softmax",
+    "results": "which results there are, and how they are stored",
+    "gradients": "which gradients there are",
+    "part": "the place in a larger call",
+}
+"""What a field of a `Problem` is for."""
+
+KINDS = {
+    "rows": "an array (..., h, n_q, features)",
+    "keys": "an array (..., h_kv, n_k, features)",
+    "batch": "an array with a number for each batch element",
+    "pairs": "an array that aligns right to (..., h, n_q, n_k)",
+    "heads": "an array that aligns right to (h,)",
+    "rule": "a mask or a score",
+    "value": "a number, or another value that parts of a call share",
+}
+"""What a field of a `Problem` holds."""
+
+
+def declared(role: str, kind: str, default: Any = MISSING) -> Any:
+    """Return a field of a `Problem`.
+
+    Derived problems, the keys of caches, headers of ranks and programs of JAX follow from its role and its kind.
+    """
+    assert role in ROLES
+    assert kind in (("heads", "value") if role == "denominators" else KINDS)
+    return field(default=default, metadata={"role": role, "kind": kind})
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A valid call as data: its arrays, not copied, and its options.
@@ -130,24 +164,24 @@ class Problem:
     out: "bias", and tables of the score. `part`: what is carried from and to other parts of a larger call.
     """
 
-    query: Array
-    key: Array
-    value: Array
-    lead: tuple[int, ...]
-    scale: float
-    seed: int
-    offset: Array
-    origin: tuple[int, int, int]
-    mask: Mask | None = None
-    score: Score | None = None
-    bias: Array | None = None
-    sink: Array | None = None
-    dropout: float = 0.0
-    positions_first: bool = False
-    observe: tuple[Statistic, ...] = ()
-    constants: frozenset[Any] = frozenset()
-    factors: tuple[Array, Array] | None = None
-    part: CallPart | None = None
+    query: Array = declared("operands", "rows")
+    key: Array = declared("operands", "keys")
+    value: Array = declared("operands", "keys")
+    lead: tuple[int, ...] = declared("indices", "value")
+    scale: float = declared("scores", "value")
+    seed: int = declared("weights", "value")
+    offset: Array = declared("indices", "batch")
+    origin: tuple[int, int, int] = declared("indices", "value")
+    mask: Mask | None = declared("scores", "rule", None)
+    score: Score | None = declared("scores", "rule", None)
+    bias: Array | None = declared("scores", "pairs", None)
+    sink: Array | None = declared("denominators", "heads", None)
+    dropout: float = declared("weights", "value", 0.0)
+    positions_first: bool = declared("results", "value", False)
+    observe: tuple[Statistic, ...] = declared("results", "value", ())
+    constants: frozenset[Any] = declared("gradients", "value", frozenset())
+    factors: tuple[Array, Array] | None = declared("operands", "value", None)
+    part: CallPart | None = declared("part", "value", None)
 
     @property
     def used(self) -> frozenset[str]:
@@ -159,6 +193,11 @@ class Problem:
                 names.append(name)
         return frozenset(names)
 
+    def without(self, *roles: str, **changes: Any) -> Problem:
+        """Return the problem with changes, and with the defaults of the optional fields of some roles."""
+        defaults = {name: OPTIONAL[name] for name in of_role(*roles) if name in OPTIONAL}
+        return replace(self, **(defaults | changes))
+
     @cached_property
     def device(self) -> Any:
         """The device of the arrays if NumPy cannot read its memory, else None."""
@@ -167,6 +206,11 @@ class Problem:
     @cached_property
     def batch(self) -> int:
         return math.prod(self.lead)
+
+    @property
+    def pairs(self) -> int:
+        """The number of query-key pairs of all heads, masked or not."""
+        return self.batch * self.heads * self.n_q * self.n_k
 
     @property
     def heads(self) -> int:
@@ -274,6 +318,26 @@ class Problem:
             shapes["bias"] = self.bias_sums
         return {name: (shape, self.compute) for name, shape in shapes.items()}
 
+    @cached_property
+    def denominators(self) -> dict[str, Any]:
+        """The logits that each row's sum has besides those of its keys, by field: arrays or numbers."""
+        return {name: x for name in of_role("denominators") if (x := getattr(self, name)) is not None}
+
+    @cached_property
+    def outside(self) -> Array | None:
+        """The logarithm of what each row's sum has besides its keys, (h,) in the dtype of sums; None for nothing."""
+        logits = [self.per_head(x) for x in self.denominators.values()]
+        return np.logaddexp.reduce(logits) if len(logits) > 1 else logits[0] if logits else None
+
+    def shares(self, lse: Array) -> dict[str, Array]:
+        """Return the shares (..., h, n_q) that `denominators` have in the sums of rows."""
+        return {name: share(self.per_head(x)[:, None], lse) for name, x in self.denominators.items()}
+
+    def per_head(self, x: Any) -> Array:
+        """Return an array that aligns right to (h,), or a number, as (h,) in the dtype of sums."""
+        x = np.ascontiguousarray(x, self.compute)
+        return x if x.shape == (self.heads,) else np.ascontiguousarray(np.broadcast_to(x, (self.heads,)))
+
     def sink_gradient(self, rows: Array) -> Any:
         """Return the gradient of the sink from its parts by query, (..., h, n_q)."""
         assert self.sink is not None
@@ -304,9 +368,9 @@ class Problem:
     @property
     def shared_fields(self) -> dict[str, Any]:
         """The fields that calls of one signature share, for `from_fields`: all but query, key, value and rules."""
-        varying = ("query", "key", "value", "mask", "score")
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying}
-        return own | {"batch": self.batch}
+        varying = of_kind("rows", "keys", "rule")
+        own = {name: getattr(self, name) for name in KIND if name not in varying}
+        return own | {"batch": self.batch, "denominators": self.denominators, "outside": self.outside}
 
     @classmethod
     def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:
@@ -334,7 +398,23 @@ class Problem:
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
 
 
-OPTIONAL = {x.name: x.default for x in fields(Problem) if x.init and x.default is not MISSING}
+ROLE = {x.name: x.metadata["role"] for x in fields(Problem)}
+KIND = {x.name: x.metadata["kind"] for x in fields(Problem)}
+OPTIONAL = {x.name: x.default for x in fields(Problem) if x.default is not MISSING}
+
+
+@cache
+def of_role(*roles: str) -> tuple[str, ...]:
+    """Return the names of the fields of some roles."""
+    return tuple(name for name, role in ROLE.items() if role in roles)
+
+
+@cache
+def of_kind(*kinds: str) -> tuple[str, ...]:
+    """Return the names of the fields of some kinds."""
+    return tuple(name for name, kind in KIND.items() if kind in kinds)
+
+
 FUNCTIONS = ("forward", "weights", "maps", "backward", "jvp", "backward_jvp", "jvp_jvp")
 FIELDS = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "observe", "constants", "factors"})
 KNOWS = dict.fromkeys(FUNCTIONS, FIELDS)
@@ -354,6 +434,14 @@ def device_of(x: Array) -> Any:
     while isinstance(owner, np.ndarray):
         owner = owner.base
     return getattr(owner, "lies_on", None)
+
+
+def share(logit: Array, lse: Array) -> Array:
+    """Return exp(logit − lse), 0 in a row that sees nothing, and 1 where both are infinite."""
+    with np.errstate(all="ignore"):
+        below = np.where(lse == np.inf, 0, logit - lse)
+        found: Array = np.where(lse == -np.inf, 0, np.exp(below))
+    return found
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core import checks
 from regard.core.parts import part_of
-from regard.core.problem import Problem, device_of
+from regard.core.problem import Problem, device_of, of_role
 from regard.rules import At, evaluate
 from regard.rules.expression import order
 from regard.runtime.threads import num_threads, spread_numpy
@@ -130,8 +130,8 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
         top = S.max(axis=-1, initial=-np.inf)
         shift = np.where(top == -np.inf, 0, top)
         found = shift + np.log(np.exp(S - shift[:, None]).sum(axis=-1, dtype=np.float64))
-        if one.sink is not None:
-            found = np.logaddexp(found, read(one.sink)[0].astype(np.float64))
+        for logit in one.denominators.values():
+            found = np.logaddexp(found, read(np.asarray(logit)).astype(np.float64).reshape(-1)[:1])
         given = read(lse, rows).astype(np.float64)
         eps = max(_eps(lse.dtype), _eps(p.compute))
         size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
@@ -146,8 +146,11 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
 def scores(p: Problem, rows: Array) -> tuple[At, Array]:
     """Return indices for rules, and the scores (rows, n_k) of some rows.
 
-    Masked scores are −∞. p: a problem of one head, see `part_of`.
+    Masked scores are −∞. p: a problem of one head, see `part_of`. Raises ValueError for an option that changes scores
+    and is not known here.
     """
+    if lost := p.used.intersection(of_role("scores")) - {"mask", "score", "bias"}:
+        raise ValueError(f"an lse is not compared with scores that have {', '.join(map(repr, sorted(lost)))}")
     real: Any = p.compute.type
     q, k = read(p.query[0], rows).astype(real), read(p.key[0]).astype(real, copy=False)
     rules = [node for node in (p.mask_node, p.score_node) if node is not None]

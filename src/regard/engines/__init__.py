@@ -13,10 +13,11 @@ An engine is a module with the members of `Engine`; of one without `prepare` no 
 field "part" has `carried`, the shapes and dtypes of the sums of forward, or of `jvp` along t. They depend on `low` too.
 DEVICES: it reads arrays of a device, and runs on those of the host only when named. NAMED_ONLY: it runs only when
 named. SKIPS_TILES: it does not visit tiles that rules hide. KNOWS says, for each function, which optional fields of a
-`Problem` it knows. A problem that uses another one is refused, never computed without it. `state` and `supports` return
-None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the problem's own lse: rows
-with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse that may be that of more
-keys than the problem has. The derivatives:
+`Problem` it knows. A problem that uses another one is refused, never computed without it. So engines call each other's
+functions, and each its own, by `engines()[name]`. `require` refuses alike where only code is shared. `state` and
+`supports` return None, or the reason why the engine cannot run here, or cannot run a problem. `weights` take the
+problem's own lse: rows with every key are divided by their sums. `maps` (`regard.pooled`, mass and max) take an lse
+that may be that of more keys than the problem has. The derivatives:
 
 - `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
 - `jvp`: the outputs and their tangents along tangents t of the inputs. Given outputs are not computed again; if their
@@ -70,6 +71,7 @@ class Engine(Protocol):
     KNOWS: Mapping[str, frozenset[str]]
 
     def state(self) -> str | None: ...
+    def require(self, function: str, p: Problem, /) -> None: ...
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
     def carried(self, p: Problem, low: bool, t: Differential | None = None, /) -> SumShapes: ...
@@ -94,17 +96,24 @@ class Engine(Protocol):
 
 
 class Guarded:
-    """An engine whose functions raise for a problem with a field that they do not know."""
+    """An engine whose functions raise for a problem with a field that they do not know.
+
+    Engines enter each other by it, and each its own functions. It has the members of `Engine` alone.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.NAME, self.ABOUT = engine, engine.NAME, engine.ABOUT
         for name in FUNCTIONS:
             setattr(self, name, functools.partial(self._call, name))
 
-    def _call(self, function: str, p: Problem, *args: Any) -> Any:
+    def require(self, function: str, p: Problem) -> None:
+        """Raise ValueError for a problem with a field that a function does not know."""
         reason = unknown(self.engine, function, p)
         if reason:
             raise ValueError(f"engine {self.engine.NAME!r} refuses this call: {reason}")
+
+    def _call(self, function: str, p: Problem, *args: Any) -> Any:
+        self.require(function, p)
         return getattr(self.engine, function)(p, *args)
 
     def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> PreparedForward | None:
@@ -118,7 +127,12 @@ class Guarded:
         return None if prepare is None else prepare(p, vary)
 
     def __getattr__(self, name: str) -> Any:
+        if name not in MEMBERS:
+            raise AttributeError(f"an engine has no member {name!r}: it is entered by those of `regard.engines.Engine`")
         return getattr(self.engine, name)
+
+
+MEMBERS = frozenset({*Engine.__annotations__, *(name for name in vars(Engine) if not name.startswith("_"))})
 
 
 def unknown(engine: Engine, function: str, p: Problem) -> str | None:

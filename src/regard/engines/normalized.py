@@ -24,7 +24,6 @@ def too_large(lse: Array) -> Array:
     return large
 
 
-@np.errstate(all="ignore")
 def factors(p: Problem, lse: Array, maps: Maps) -> Array | None:
     """Return factors (..., h, n_q) of weights exp(S − lse): 1 over their sum, if lse is too large, else 1.
 
@@ -32,12 +31,11 @@ def factors(p: Problem, lse: Array, maps: Maps) -> Array | None:
     are left as they are: it does not have all of a row.
     """
     large = too_large(lse)
-    if p.part is not None or not p.n_k or not large.any():
+    if p.part is not None or not large.any() or not p.n_k:
         return None
-    total = row_sums(p, lse, maps)
-    if p.sink is not None:
-        total = total + np.exp(p.sink.astype(p.compute)[..., None] - lse)
-    found: Array = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
+    with np.errstate(all="ignore"):
+        total = sum(p.shares(lse).values(), row_sums(p, lse, maps))
+        found: Array = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
     return found
 
 

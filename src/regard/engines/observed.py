@@ -72,7 +72,7 @@ class ForwardSums:
         return np.where(too_large(self.known), small, found)
 
     def alone(self) -> Array:
-        return self.lse if self.p.sink is None else self._of(scores_alone(self.p))
+        return self._of(scores_alone(self.p)) if self.p.denominators else self.lse
 
     def where(self, mask: Mask) -> Array:
         return self._of(scores_alone(self.p, mask if self.p.mask is None else self.p.mask & mask))

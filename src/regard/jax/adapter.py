@@ -10,14 +10,14 @@ import jax
 from regard.arguments.frameworks import Namespace
 from regard.arguments.values import array_type
 from regard.core import checks
-from regard.core.options import RULES
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Problem, compute_dtype
 from regard.core.statistics import Profile, Seen, Statistic, Top, asked_for, of_engine
 from regard.engines import engines
 from regard.jax import primitives  # noqa: F401  # registers what `bind` binds
 from regard.jax.binding import bind, varying_alike
 from regard.jax.rules import JaxTable, constant, flags, narrow, sized, table, traced
-from regard.jax.task import FIELDS, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
+from regard.jax.task import CARRIED, INPUTS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops import metric as metrics
@@ -39,9 +39,7 @@ def attention(
     key: Any,
     value: Any,
     *,
-    bias: Any = None,
     metric: Any = None,
-    sink: Any = None,
     seed: Any = None,
     offset: Any = None,
     origin: Any = (0, 0, 0),
@@ -62,7 +60,8 @@ def attention(
         ours(name, x)
     if metric is not None:
         query = operands["query"] = query_times(metric, query, options.get("layout"))
-    for name, x in (("bias", bias), ("sink", sink)):
+    for name in ARRAYS:
+        x = options.pop(name, None)
         if x is not None:
             operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x
     for name in RULES:
@@ -81,14 +80,15 @@ def attention(
         observe=of_engine(observed),
         **options,
     )
-    lost = p.used - FIELDS
+    numbers = {name: x for name in sorted(p.used) if isinstance(x := getattr(p, name), float)}
+    lost = p.used - CARRIED - numbers.keys()
     if lost:
         raise NotImplementedError(f"on JAX arrays, attention does not know {', '.join(map(repr, sorted(lost)))}")
     return_weights = checks.boolean("return_weights", return_weights)
     if engine is not None and engine != "xla" and engine not in engines():
         raise ValueError(f"engine must be one of {', '.join(map(repr, [*engines(), 'xla']))}, got {engine!r}")
     if on_this_host(query):
-        checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
+        checks.fits(p, weights=p.pairs if return_weights else 0)
     matrices = query.ndim == 2
     if matrices:
         operands |= {name: operands[name][None] for name in ("query", "key", "value")}
@@ -114,7 +114,7 @@ def attention(
         mask=texts["mask"],
         score=texts["score"],
         scale=p.scale,
-        dropout=p.dropout,
+        numbers=tuple(numbers.items()),
         seed=None if "seed" in others else p.seed,
         offset=None if "offset" in others else shortest(p.offset),
         origin=None if "origin" in others else p.origin,

@@ -29,8 +29,9 @@ INPUTS = ("query", "key", "value", *ARRAYS)
 OUTPUTS = ("out", "lse", "entropy")
 MATRICES = ("query", "key", "value", "out", "low")  # arrays that depend on `layout`
 SUM = "sum."  # before the names of sums that go on from step to step
-FIELDS = frozenset({*RULES, *ARRAYS, "dropout", "positions_first", "observe"})
-"""The optional fields of a `Problem` that travel through a compiled program."""
+CARRIED = frozenset({*RULES, *ARRAYS, "positions_first", "observe"})
+"""The optional fields of a `Problem` that a compiled program carries besides numbers."""
+
 CACHED_BYTES = 2**22  # maximum size of tables that are compared by content, so that a rule is made once
 
 
@@ -40,6 +41,7 @@ class StaticCall:
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
     text (see `rule_text`). Their tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
+    numbers: names and values of those fields of its problem that are numbers and not 0, except the seed.
     offset, origin, seed: None if they are inputs; offset holds one number, or one for each batch element. observe:
     names and parameters of statistics. That of `mass` is a rule as text, with arrays named "mass2.table0" if it is the
     third. low: forward returns what rounding takes from out, too. spread: axes of a `shard_map` and the number of their
@@ -51,7 +53,7 @@ class StaticCall:
     mask: str | None
     score: str | None
     scale: float
-    dropout: float
+    numbers: tuple[tuple[str, float], ...]
     seed: int | None
     offset: tuple[int, ...] | None
     origin: tuple[int, int, int] | None
@@ -60,6 +62,10 @@ class StaticCall:
     engine: str | None
     low: bool = False
     spread: tuple[tuple[str, ...], int] | None = None
+
+    @property
+    def dropout(self) -> float:
+        return dict(self.numbers).get("dropout", 0.0)
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -497,7 +503,7 @@ def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[
     seed = call.seed if call.seed is not None else seed_of(x["seed"])
     trained = {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
     wanted = {name for name, _ in task.wrt} or {"bias", *trained}
-    arrays: dict[str, Any] = {name: x.get(name) for name in ARRAYS}
+    fields: dict[str, Any] = {name: x.get(name) for name in ARRAYS} | dict(call.numbers)
     p = Problem(
         query=q,
         key=k,
@@ -506,8 +512,7 @@ def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[
         mask=mask,
         score=score,
         scale=call.scale,
-        **arrays,
-        dropout=call.dropout,
+        **fields,
         seed=seed,
         offset=offset,
         origin=(b, h, j),

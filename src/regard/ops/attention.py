@@ -154,7 +154,7 @@ def attention(
         return known.call(query, key, value)
     p = checked(signed, query, key, value, {**options, "observe": observe})
     return_weights = checks.boolean("return_weights", return_weights)
-    checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
+    checks.fits(p, weights=p.pairs if return_weights else 0)
     chosen = choose(p, engine)
     arranged = Layout.of(query, options.get("layout", "bhnd"))
     if simple:

@@ -301,7 +301,7 @@ def plan(
         metrics.fits(checks.array("metric", metric).shape, p.query.shape)
     chosen = choose(p, engine)
     tiles, inputs = _tiles(p), [getattr(p, name) for name in ("query", "key", "value", *ARRAYS)]
-    pairs = p.batch * p.heads * p.n_q * p.n_k
+    pairs = p.pairs
     return Plan(
         engine=chosen.NAME,
         engines=_reasons(p, chosen.NAME, engine is not None),
@@ -432,7 +432,7 @@ def _tiles(p: Problem) -> Tiles:
             seen = areas.sum() - areas[mixed].sum() + partly * len(mixed) / max(len(some), 1)
             inside += same.count * np.array([areas.sum(), seen])
     full, mixed_tiles, pairs = (round(x * count / max(len(counted), 1)) for x in counts)
-    every = p.batch * p.heads * p.n_q * p.n_k
+    every = p.pairs
     return Tiles(
         rows=BLOCK_Q,
         keys=BLOCK_K,

@@ -14,6 +14,7 @@ from regard.core.layout import Layout
 from regard.core.options import taking_options
 from regard.core.problem import Outputs, Problem
 from regard.core.types import Options
+from regard.engines import engines
 from regard.ops.normalization import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
@@ -179,6 +180,7 @@ class _SteppedCall:
     """
 
     def __init__(self, p: Problem, arranged: Layout, default_scale: bool) -> None:
+        engines()["spec"].require("forward", p)
         self.p, self.arranged, self.default_scale = p, arranged, default_scale
         self.terms = specification.terms(p, p.compute.type)
         self.lead, self.h = "..." if p.lead else "", "" if arranged.matrices else "h"
@@ -249,6 +251,7 @@ class _SteppedCall:
 
         dout: (..., h, n_q, d_v).
         """
+        engines()["spec"].require("backward", self.p)
         p, f, ij, i, q, k, v, o = self.p, self.terms, self.ij, self.i, self.q, self.k, self.v, self.o
         real, pairs = p.compute.type, self.pairs
         g = specification.adjoint(p, Outputs(dout, None, None), f)

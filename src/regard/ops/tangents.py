@@ -63,7 +63,7 @@ def known_outputs(
     low = low_in(p, arranged, outputs.low)
     known = outputs_in(p, arranged, "outputs.{}", outputs._replace(low=None), p.compute)._replace(low=low)
     assert known.lse is not None
-    rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
+    rowsums.require("outputs.lse", p, known.lse, pairs=p.pairs)
     return known
 
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.core.parts import sliced
 from regard.core.problem import CallPart, Carried, Differential, Outputs, Problem
 from regard.engines import Engine
 from regard.engines.normalized import too_large
 from regard.parallel.dealing import Deal
 from regard.parallel.sight import TILE, Sight
-from regard.rules import rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Form = tuple[tuple[int, ...], Any]
@@ -153,32 +153,22 @@ class Rank:
 
 def part_of(p: Problem, part: CallPart, rows: range, keys: range, query: Array, key: Array, value: Array) -> Problem:
     """Return the problem of some rows and some keys of a whole call."""
-
-    def pairs(x: Array) -> Array:
-        return p.dense(x)[..., rows.start : rows.stop, keys.start : keys.stop]
-
-    def rule(x: Any) -> Any:
-        dense = {id(array): pairs(array) for array in x.dense} if x is not None else {}
-        return replace(x, node=rebuild(x.node, dense)) if dense else x
-
     return replace(
         p,
         query=query,
         key=key,
         value=value,
-        mask=rule(p.mask),
-        score=rule(p.score),
-        bias=None if p.bias is None else bias_part(p.bias, rows, keys),
         offset=p.offset + rows.start,
         origin=(*p.origin[:2], p.origin[2] + keys.start),
         positions_first=False,
         factors=None,
         part=part,
+        **sliced(p, {"pairs": lambda x: bias_part(x, rows, keys)}),
     )
 
 
 def bias_part(x: Array, rows: range, keys: range) -> Array:
-    """Return the entries of a bias for some rows and keys; axes along which it broadcasts stay."""
+    """Return the entries of a bias or mask for some rows and keys; axes along which it broadcasts stay."""
     sizes = (1, 1, *x.shape)[-2:]
     some = [slice(y.start, y.stop) if n > 1 else slice(None) for y, n in zip((rows, keys), sizes, strict=True)]
     return x[(..., *some[2 - min(2, x.ndim) :])]

@@ -28,7 +28,7 @@ def supports(p: Problem) -> str | None:
 
 def working_memory(p: Problem) -> int:
     """Return the bytes of eight (n_q, n_k) arrays of float64 for each head."""
-    return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
+    return 8 * 8 * p.pairs
 
 
 @np.errstate(all="ignore")

@@ -13,6 +13,7 @@ from torch.overrides import handle_torch_function
 from regard.arguments.frameworks import imported
 from regard.core import checks
 from regard.core.options import ARRAYS, RULES
+from regard.core.problem import ROLE
 from regard.core.statistics import Statistic, of_engine
 from regard.core.tensors import tensor
 from regard.loaders import loaders
@@ -118,7 +119,8 @@ class TensorArguments:
         """Return the weights (..., h, n_q, n_k), before dropout."""
         floats = {name: x for name, x in self.floats.items() if name != "value"}
         fixed = {name: x for name, x in self.others.items() if name != "seed"}
-        options = self.options | {"dropout": 0.0, "observe": ()}
+        after = {name: x for name, x in DEFAULTS.items() if ROLE.get(name) == "weights"}
+        options = self.options | after | {"observe": ()}
         call = TensorCall(options, tuple(floats), tuple(fixed), engine, weights=True)
         tile = applied(call, *floats.values(), *fixed.values())[0]
         return tile[0] if self.matrices else tile

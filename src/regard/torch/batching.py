@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from regard.core.problem import of_kind
 from regard.torch.calls import TensorCall
 from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import TensorMask
 
 Given = Sequence[torch.Tensor | None]
+HEADS = of_kind("heads")
+SHARED = (*HEADS, "seed")
+"""Inputs besides tables that engines have once for a batch."""
 
 
 def batched(
@@ -30,7 +34,7 @@ def batched(
         None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)
     ]
     mapped = [d is not None for d in dims]
-    one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | TensorMask) for role in roles]
+    one_for_all = [role in SHARED or not isinstance(role, str | TensorMask) for role in roles]
     differ = [
         one and (m or (sums and role in call.floats)) for one, m, role in zip(one_for_all, mapped, roles, strict=True)
     ]
@@ -55,7 +59,7 @@ def folded(
     ranks = {"offset": lead, "lse": lead + 2, "entropy": lead + 2}
 
     def with_batch_axis(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:
-        if x is None or role == "sink" or not isinstance(role, str | TensorMask) or not (m or isinstance(role, str)):
+        if x is None or role in HEADS or not isinstance(role, str | TensorMask) or not (m or isinstance(role, str)):
             return x
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)

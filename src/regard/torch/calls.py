@@ -148,7 +148,7 @@ class ArrayCall:
         p = problem_from(query, key, value, **options)
         if call.constants:
             p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
-        weights = p.batch * p.heads * p.n_q * p.n_k if call.before_weights and function == "forward" else 0
+        weights = p.pairs if call.before_weights and function == "forward" else 0
         engine = choose(p, call.engine, function)
         checks.fits(p, weights=weights, **RESULTS[function])
         return ArrayCall(call, p, Layout.of(query, options["layout"]), engine, tables)

@@ -13,6 +13,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from regard.core import checks
+from regard.core.options import ARRAYS
+from regard.core.problem import KIND
 from regard.core.statistics import ENTROPY, LSE, asked_for
 from regard.rules import Score
 from regard.rules.expression import rebuild
@@ -137,7 +139,7 @@ def local_options(where: Placement, operands: dict[str, Any], options: dict[str,
     origin = options.get("origin") or (0, 0, 0)
     first = where.first(query, 0) * batch, where.first(query, where.heads)
     arrays = {name: whole(x, where) for name, x in options.items()}
-    arrays |= {name: own_heads(name, arrays[name], where, query) for name in ("mask", "bias", "sink") if name in arrays}
+    arrays |= {name: own_heads(name, arrays[name], where, query) for name in ("mask", *ARRAYS) if name in arrays}
     if arrays.get("score") is not None:
         arrays["score"] = with_whole_gradients(as_score(arrays["score"]), where)
     return arrays | {"origin": (origin[0] + first[0], origin[1] + first[1], origin[2])}
@@ -168,12 +170,13 @@ def own_heads(name: str, x: Any, where: Placement, query: DTensor) -> Any:
     """Return the batch elements and heads of this process, of an array that is that of the whole call."""
     if not hasattr(x, "shape"):
         return x
-    axis = 0 if name == "sink" else x.ndim - 3
+    heads = KIND[name] == "heads"
+    axis = 0 if heads else x.ndim - 3
     local = query.to_local().shape
     if where.heads in where.dims and axis >= 0 and x.shape[axis] > 1:
         at = where.first(query, where.heads)
         x = x[(slice(None),) * axis + (slice(at, at + local[where.heads]),)]
-    if name != "sink" and 0 in where.dims and x.ndim == query.ndim and query.ndim > 3 and x.shape[0] > 1:
+    if not heads and 0 in where.dims and x.ndim == query.ndim and query.ndim > 3 and x.shape[0] > 1:
         at = where.first(query, 0)
         x = x[at : at + local[0]]
     return x

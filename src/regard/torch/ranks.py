@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from regard.core.layout import Layout
-from regard.core.problem import Differential, Outputs, Problem
+from regard.core.options import ARRAYS, RULES
+from regard.core.problem import KIND, ROLES, Differential, Outputs, Problem, of_role
 from regard.core.tensors import NUMPY, tensor
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
@@ -111,15 +112,12 @@ class RankCall(ArrayCall):
     def header(self) -> dict[str, Any]:
         """What all ranks have to agree on."""
         p = self.problem
-        shapes = {name: getattr(p, name).shape for name in ("query", "key", "value")}
-        rules = {name: None if (x := getattr(p, name)) is None else rule_text(x) for name in ("mask", "score")}
-        weighing = {name: None if (x := getattr(p, name)) is None else array_text(x) for name in ("bias", "sink")}
-        others = {name: repr(getattr(p, name)) for name in ("scale", "seed", "dropout", "offset", "origin")}
+        names = (name for role in ROLES if role not in ("gradients", "part") for name in of_role(role))
+        options = {name: None if (x := getattr(p, name)) is None else TEXTS[KIND[name]](x) for name in names}
         floats = tuple(x if isinstance(x, str) else "table" for x in self.call.floats)
         return {
-            **shapes, **rules, **weighing, **others, "dtype": p.dtype.name, "deal": self.ranks.cp.deal.name,
-            "gradients": (floats, self.call.low), "exact": self.ranks.cp.exact,
-            "observe": repr(p.observe), "engine": self.ranks.local.NAME, "version": __version__,
+            **options, "dtype": p.dtype.name, "deal": self.ranks.cp.deal.name, "gradients": (floats, self.call.low),
+            "exact": self.ranks.cp.exact, "engine": self.ranks.local.NAME, "version": __version__,
         }  # fmt: skip
 
 
@@ -169,7 +167,7 @@ class RankEngine:
     def planned(self, p: Problem, plan: Callable[..., Any]) -> Any:
         """Return the sight or the pipeline of a call; cached, since layers make the same calls."""
         cp = self.cp
-        rules = (None if x is None else rule_text(x) for x in (p.mask, p.score))
+        rules = (None if (x := getattr(p, name)) is None else rule_text(x) for name in RULES)
         key = plan, p.query.shape, p.key.shape, *rules, p.offset.tobytes(), p.origin, cp.deal.runs
         if key not in cp.plans:
             insert(cp.plans, key, plan(p, cp.deal, cp.deal), PLANS)
@@ -187,7 +185,7 @@ class RankEngine:
 
 def given(x: Outputs | Differential) -> tuple[str, ...]:
     """Return the names of the arrays that are not None."""
-    names = x._fields if isinstance(x, Outputs) else ("query", "key", "value", "bias", "sink")
+    names = x._fields if isinstance(x, Outputs) else ("query", "key", "value", *ARRAYS)
     tables = () if isinstance(x, Outputs) else (f"{len(x.tables)} tables",)
     return (*(name for name in names if getattr(x, name) is not None), *tables)
 
@@ -218,6 +216,13 @@ def rule_text(rule: Any) -> str:
 
 def array_text(x: Array) -> str:
     return f"{x.dtype.name} array of shape {x.shape}, digest {digest(x)[:12]}"
+
+
+TEXTS: dict[str, Callable[[Any], Any]] = {
+    "rows": np.shape, "keys": np.shape, "batch": repr, "pairs": array_text, "heads": array_text, "rule": rule_text,
+    "value": repr,
+}  # fmt: skip
+"""What ranks compare of a field, by its kind: they have rows of their own of operands, and all else in common."""
 
 
 def digest(x: Array) -> str:

@@ -35,6 +35,7 @@ from regard.core.statistics import (
     WeightsOf,
     pooled,
 )
+from regard.engines import engines
 from regard.engines.normalized import factors, normalized, of_whole_rows, too_large
 from regard.engines.observed import basic, complete
 from regard.rules import Node, once, order
@@ -45,6 +46,7 @@ NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 WIDEST = 1024
+SMALL = 2**20  # query-key pairs up to which NumPy has weights before a kernel is compiled
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 KNOWS = KNOWS_PARTS
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
@@ -143,19 +145,19 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         values, indices = (np.ascontiguousarray(x[..., : s.of or 1]) for x in (results.values, results.indices))
         seen[s] = indices[..., 0] if isinstance(s, Argmax) else s.result([values, indices])
     passed = tuple(s for s in observe if isinstance(s, Visible | Received | WeightByDistance | Pooled))
+    engine = engines()[NAME]
     if passed:
+        engine.require("maps", p)
         from regard.engines.cpu.schedule.second_work import second_pass
 
-        seen |= second_pass(p, work.chosen(), lse, passed, factors(p, lse, maps))
-    from regard.engines.tiled import forward_pass as tiled
-
+        seen |= second_pass(p, work.chosen(), lse, passed, factors(p, lse, engine.maps))
+    tiled = engines()["tiled"]
     many = tuple(s for s in observe if isinstance(s, TopWeights) and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
-    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if isinstance(s, WeightsOf)))
-    return Outputs(results.out, lse, results.entropy, low), complete(
-        p, lse, seen, lambda p: forward(p, rows), maps, weights
-    )
+    seen |= {s: tiled.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
+    seen = complete(p, lse, seen, lambda p: engine.forward(p, rows), engine.maps, engine.weights)
+    return Outputs(results.out, lse, results.entropy, low), seen
 
 
 def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:
@@ -183,12 +185,10 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
     Rows whose lse is too large take the part from whole rows.
     """
-    from regard.engines.tiled import forward_pass as tiled
-
-    if tiled.is_small(p):
-        return tiled.weights(p, lse, rows, cols)
+    if p.pairs <= SMALL:
+        return engines()["tiled"].weights(p, lse, rows, cols)
     if len(cols) < p.n_k and too_large(lse[..., np.asarray(rows, int)]).any():
-        return of_whole_rows(weights, p, lse, rows, cols)
+        return of_whole_rows(engines()[NAME].weights, p, lse, rows, cols)
     from regard.engines.cpu.schedule import weights_work
     from regard.engines.cpu.target.instructions import chosen
 
@@ -208,7 +208,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
     from regard.engines.cpu.schedule.backward_work import backward as run
     from regard.engines.cpu.target.instructions import chosen
 
-    return run(p, chosen(), outputs, normalized(p, outputs, ct, maps), into)
+    return run(p, chosen(), outputs, normalized(p, outputs, ct, lambda *x: engines()[NAME].maps(*x)), into)
 
 
 def jvp(
@@ -234,6 +234,4 @@ def backward_jvp(
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
-    from regard.engines import tiled
-
-    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)
+    return engines()["tiled"].jvp_jvp(p, outputs, t, u, d_t, d_u)

@@ -37,7 +37,7 @@ def block_size(p: Problem) -> int:
 
 def working_memory(p: Problem) -> int:
     """Estimate the bytes of the arrays that a block has at once."""
-    return 8 * p.compute.itemsize * min(p.batch * p.heads * p.n_q * p.n_k, block_size(p))
+    return 8 * p.compute.itemsize * min(p.pairs, block_size(p))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import ENTROPY, LSE, Statistic, each_array, pooled
 from regard.core.tensors import array, tensor
+from regard.engines import engines
 from regard.engines.device.call import DeviceCall, GradientSums, computing, rows_of
 from regard.engines.device.formula import Tensors
 from regard.engines.device.statistics import Sums
@@ -84,18 +85,19 @@ def following(p: Problem, lse: Array, seen: dict[Any, Any], rows: range | None) 
         return x if device_of(x) is None else tensor(x).cpu().numpy()
 
     basics = {s: each_array(x, host) for s, x in seen.items() if x is not None}
+    device = engines()["device"]
 
     def again(q: Problem) -> tuple[Outputs, Any]:
-        of_rows = forward(q, rows)[0].lse
+        of_rows = device.forward(q, rows)[0].lse
         assert of_rows is not None
         return Outputs(None, host(of_rows), None), {}
 
     def coarse(q: Problem, given: Array, rows: int, cols: int) -> tuple[Array, Array]:
-        mass, largest = maps(q, lse, rows, cols)
+        mass, largest = device.maps(q, lse, rows, cols)
         return host(mass), host(largest)
 
     def part(q: Problem, given: Array, rows: range, cols: range) -> Array:
-        return host(weights(q, lse, rows, cols))
+        return host(device.weights(q, lse, rows, cols))
 
     found = {s: x for s, x in complete(p, host(lse), basics, again, coarse, part).items() if s not in seen}
     if p.device is None:
@@ -178,7 +180,7 @@ def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
     """Return the outputs, which may be given, and their tangents along t."""
-    outputs = outputs or forward(replace(p, observe=(ENTROPY,)))[0]
+    outputs = outputs or engines()["device"].forward(replace(p, observe=(ENTROPY,)))[0]
     return outputs, along(p, outputs, t)
 
 

@@ -11,6 +11,7 @@ Read them in this order. `reference.specification` has the same formulas without
 """
 
 from regard.core.problem import KNOWS_PARTS, Differential, Outputs, Problem, SumShapes
+from regard.engines import engines
 from regard.engines.normalized import normalized
 from regard.engines.tiled import forward_pass
 from regard.engines.tiled.forward_pass import forward, maps, weights
@@ -59,7 +60,7 @@ def carried(p: Problem, low: bool, t: Differential | None = None) -> SumShapes:
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines.tiled import backward_pass
 
-    return backward_pass.backward(p, outputs, normalized(p, outputs, ct, maps))
+    return backward_pass.backward(p, outputs, normalized(p, outputs, ct, lambda *x: engines()[NAME].maps(*x)))
 
 
 def jvp(

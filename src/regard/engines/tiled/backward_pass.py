@@ -136,12 +136,12 @@ class Gradients:
         gradient = target[:, :, rows, keys]
         gradient += collapse(part, gradient.shape)
 
-    def finish(self, block: QueryBlock, dq: Array, d_sink: Array) -> None:
+    def finish(self, block: QueryBlock, dq: Array, d_sink: Array | None) -> None:
         """Store a block's dq, and add its rows' part of dsink."""
         last = self.p.part is None or (self.p.part.query is not None and self.p.part.query.last)
         total = dq * self.p.compute.type(self.p.scale) if last else dq
         rows_of(block, self.query, 2)[...] = total[:, :, block.valid]
-        if self.sink is not None:
+        if self.sink is not None and d_sink is not None:
             rows_of(block, self.sink, 1)[...] = d_sink[:, :, 0, block.valid, 0]
 
     @np.errstate(all="ignore")
@@ -202,7 +202,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
                 scatter(leaf, x.through(slope, dS), chunk.at(), total.tables[leaf.payload])
             dT, PD = x.through(d_ds, dS), x.dropped(x.P)
             total.add(x, None if clean else x.hidden, dT, PD, chunk.k, block.q, g.dO, dq)
-        total.finish(block, dq, saved.p_sink * g.c_row)
+        total.finish(block, dq, saved.shares["sink"] * g.c_row if "sink" in saved.shares else None)
 
     in_turn(p, total, work)
     return total.result()
@@ -225,11 +225,11 @@ def backward_jvp(
         saved, saved_dot = BlockOutputs(block, outputs), BlockOutputs(block, d_outputs)
         tangents = BlockTangents(saved, along)
         g, g_dot = Cotangents(saved, ct), Cotangents(saved, d_ct)
-        p_sink = saved.p_sink * (tangents.sink - saved_dot.lse)
+        shares = {name: x * (tangents.logits[name] - saved_dot.lse) for name, x in saved.shares.items()}
         if ct.out is not None:
             g_dot.c_row = g_dot.c_row - dot(g.dO, saved_dot.out)
         if g.dH is not None:
-            g_dot.c_row = g_dot.c_row - g.dH * (p_sink + saved_dot.entropy)
+            g_dot.c_row = g_dot.c_row - g.dH * (sum(shares.values()) + saved_dot.entropy)
         dq = total.begin(block)
         for chunk in block.chunks(TANGENT_TILES):
             x = ChunkWeights(saved, chunk)
@@ -258,7 +258,8 @@ def backward_jvp(
             k_dot = None if tangents.k is None else chunk.take(tangents.k)
             total.add(x, x.hidden, dT_dot, x.dropped(P_dot), chunk.k, block.q, g.dO, dq)
             total.add(x, x.hidden, dT, x.dropped(x.P), k_dot, tangents.q, g_dot.dO, dq)
-        total.finish(block, dq, p_sink * g.c_row + saved.p_sink * g_dot.c_row)
+        d_sink = shares["sink"] * g.c_row + saved.shares["sink"] * g_dot.c_row if "sink" in shares else None
+        total.finish(block, dq, d_sink)
 
     in_turn(p, total, work)
     return total.result()

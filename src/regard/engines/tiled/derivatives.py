@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard.core.problem import Carried, Differential, Outputs, Problem, SumShapes
+from regard.core.problem import Carried, Differential, Outputs, Problem, SumShapes, share
 from regard.core.statistics import ENTROPY
-from regard.engines.tiled.forward_pass import BlockLse, bounded, forward, in_order, rows_of, spread_blocks, weight
+from regard.engines import engines
+from regard.engines.tiled.forward_pass import BlockLse, bounded, in_order, rows_of, spread_blocks
 from regard.engines.tiled.tiles import BLOCK_Q, SPLIT_TILES, Chunk, QueryBlock, masked, product
 from regard.rules import Node, Table, reading, tangent
 from regard.rules.derivative import multiply
@@ -45,15 +46,15 @@ class BlockOutputs(BlockLse):
         return self.column(need(self.outputs.entropy))
 
     @cached_property
-    def p_sink(self) -> Any:
-        """The weight of the sink."""
-        sink = self.block.heads.sink
-        return 0 if sink is None else np.where(self.lse == np.inf, 1, weight(sink[..., None, None], self.lse))
+    def shares(self) -> dict[str, Array]:
+        """`Problem.shares` of the block's rows."""
+        logits = self.block.p.denominators
+        return {name: share(self.block.heads.logit(x), self.lse) for name, x in logits.items()}
 
     @cached_property
     def total(self) -> Array:
-        """Σ_j P = 1 − p_sink, 0 if the row sees nothing."""
-        return np.where(self.lse == -np.inf, 0, 1 - self.p_sink)
+        """Σ_j P = 1 − Σ shares, 0 if the row sees nothing."""
+        return np.where(self.lse == -np.inf, 0, 1 - sum(self.shares.values()))
 
 
 class ChunkWeights:
@@ -102,9 +103,6 @@ class InputTangents:
         self.t = t
         self.tables = {table: Table(x) for table, x in t.tables.items()}
         self.score = self.of(p.score_node)
-        self.sink: Array | None = None
-        if t.sink is not None:
-            self.sink = np.broadcast_to(t.sink.astype(p.compute), (p.heads,)).reshape(p.kv_heads, p.group, 1, 1, 1)
 
     def of(self, node: Node | None) -> Node | None:
         """Return the tangent of an expression in the score and in the tables."""
@@ -112,9 +110,9 @@ class InputTangents:
 
 
 class BlockTangents:
-    """Tangents of a query block: q˙, scaled as q is, and k˙ and v˙ of all keys.
+    """Tangents of a query block: q˙, scaled as q is, and k˙ and v˙ of all keys; None means constant.
 
-    None means constant.
+    logits: those of `Problem.denominators`, by field; 0 means constant.
     """
 
     def __init__(self, saved: BlockOutputs, along: InputTangents):
@@ -124,7 +122,8 @@ class BlockTangents:
         if t.query is not None:
             self.q = block.take(heads.per_query_head(t.query, 2)) * block.p.compute.type(block.p.scale)
         self.k, self.v = (None if x is None else heads.per_kv_head(x) for x in (t.key, t.value))
-        self.sink: Any = 0 if along.sink is None else along.sink[heads.kv, heads.group]
+        logits = {name: getattr(t, name, None) for name in block.p.denominators}
+        self.logits = {name: 0 if x is None else heads.logit(x) for name, x in logits.items()}
 
     def scores(self, x: ChunkWeights) -> tuple[Array, Array]:
         """Return T˙ and S˙, which are 0 for hidden pairs.
@@ -158,8 +157,8 @@ class BlockTangents:
 class WeightTangents(NamedTuple):
     """Tangents of a chunk's weights.
 
-    P˙ = P (w − lse˙) with lse˙ = Σ P w + the sink's term. weighted: P w. second_order: a term of −H˙ in addition to Σ P
-    w (log P + 1). values: pairs of weights and tangents of V; their products add to the output's tangent.
+    P˙ = P (w − lse˙), with lse˙ = Σ P w + what no key has. weighted: P w. second_order: a term of −H˙ in addition to
+    Σ P w (log P + 1). values: pairs of weights and tangents of V; their products add to the output's tangent.
     """
 
     weighted: Array
@@ -181,7 +180,8 @@ def output_tangents(
 ) -> Outputs:
     """Return tangents of the outputs, of the entropy if it is given, in one pass.
 
-    begin: returns for a query block the sink's term of lse˙, and a function from a chunk to its weights' tangents.
+    begin: returns for a query block the part of lse˙ that no key has, and a function from a chunk to its weights'
+    tangents.
 
         O˙ = Σ P D w V + Σ P D V˙ − lse˙ (O + low)
         H˙ = lse˙ (Σ P − H) − Σ P w (log P + 1)
@@ -196,7 +196,7 @@ def output_tangents(
 
     def work(block: QueryBlock) -> None:
         saved = BlockOutputs(block, outputs)
-        sink_term, chunk_tangents = begin(saved)
+        outside, chunk_tangents = begin(saved)
         mean, total, falling, out = sums = [
             np.zeros((*block.head_shape, BLOCK_Q, *x.shape[len(p.lead) + 2 :]), c) for x in part.sums.values()
         ]
@@ -219,7 +219,7 @@ def output_tangents(
         for own, every in zip(sums, part.sums.values(), strict=True):
             rows_of(block, every, own.ndim - 2)[...] = own[:, :, block.valid]
 
-        lse = mean[:, :, None, :, None] + sink_term
+        lse = mean[:, :, None, :, None] + outside
         d = out[:, :, None] - lse * saved.out
         if saved.low is not None:
             d -= lse * saved.low
@@ -245,7 +245,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         if low is not None:
             # NumPy takes long to convert float16, where a remainder is often subnormal.
             low = Outputs(None, None, None, np.empty_like(low.low, dtype=p.compute))
-        known, _ = forward(replace(p, observe=(ENTROPY,)), None, low)
+        known, _ = engines()["tiled"].forward(replace(p, observe=(ENTROPY,)), None, low)
     along = InputTangents(p, t)
 
     def begin(saved: BlockOutputs) -> tuple[Any, ChunkTangents]:
@@ -256,7 +256,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
             S *= x.P
             return WeightTangents(S, None, [] if tangents.v is None else [(x.P, tangents.v)])
 
-        return saved.p_sink * tangents.sink, chunk_tangents
+        return sum(x * tangents.logits[name] for name, x in saved.shares.items()), chunk_tangents
 
     return outputs or known._replace(low=None), output_tangents(p, known, begin)
 
@@ -294,7 +294,8 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
             values = [(P, tangents.v) for P, tangents in ((Pa, second), (Pb, first)) if tangents.v is not None]
             return WeightTangents(w * x.P, ab * x.P, values)
 
-        return saved.p_sink * (first.sink - lse_t) * (second.sink - lse_u), chunk_tangents
+        terms = (x * (first.logits[name] - lse_t) * (second.logits[name] - lse_u) for name, x in saved.shares.items())
+        return sum(terms), chunk_tangents
 
     return output_tangents(p, outputs, begin)
 

@@ -28,6 +28,7 @@ from regard.core.statistics import (
     bin_edges,
     pooled,
 )
+from regard.engines import engines
 from regard.engines.normalized import factors, of_whole_rows, too_large
 from regard.engines.observed import basic, complete
 from regard.engines.tiled.tiles import (
@@ -118,9 +119,9 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
     spread_blocks(p, work, rows)
     seen[LSE] = lse
-    if others := tuple(s for s in observe if s not in seen):
-        seen |= second_pass(p, lse, others, factors(p, lse, maps))
-    seen = complete(p, lse, seen, lambda p: forward(p, rows), maps, weights)
+    tiled = engines()["tiled"]
+    seen |= passed(p, lse, tuple(s for s in observe if s not in seen))
+    seen = complete(p, lse, seen, lambda p: tiled.forward(p, rows), tiled.maps, tiled.weights)
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
 
 
@@ -163,7 +164,7 @@ class OnlineSoftmax:
 
     def __init__(self, block: QueryBlock, entropy: bool):
         p, self.block = block.p, block
-        self.sink, self.clean = block.heads.sink, block.heads.finite_v
+        self.outside, self.clean = block.heads.outside, block.heads.finite_v
         shape = (*block.head_shape, BLOCK_Q)
         self.m = np.full(shape, -np.inf, p.compute)
         self.l = np.zeros(shape, p.compute)
@@ -207,8 +208,8 @@ class OnlineSoftmax:
             rows[...] = getattr(self, name)[:, :, self.block.valid]
 
     def finish(self) -> tuple[Array, Array]:
-        """Return out and lse, the sink included."""
-        m, old, total = self._with_sink()
+        """Return out and lse, with what rows have besides keys."""
+        m, old, total = self._with_outside()
         inverse = np.where(total == 0, 0, 1 / total)
         return self.O * (old * inverse)[..., None], m + np.log(total)
 
@@ -217,7 +218,7 @@ class OnlineSoftmax:
 
         P = exp(S − m) / total and S − lse = (S − m) − log total.
         """
-        m, old, total = self._with_sink()
+        m, old, total = self._with_outside()
         assert self.e is not None
         shifted = rescaled(self.e, self.l, old, self.m - finite(m))
         positive = np.where(total == 0, 1, total)
@@ -229,19 +230,19 @@ class OnlineSoftmax:
 
         It follows from m and the total: next to a large m, lse has no digits left for log total.
         """
-        m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_sink())
+        m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_outside())
         P = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
         return np.where(S == -np.inf, 0, P)
 
-    def _with_sink(self) -> tuple[Array, Array, Array]:
-        """Return m with the sink, exp(old maximum − m), and the sum of exponentials."""
-        m = self.m if self.sink is None else np.maximum(self.m, self.sink)
+    def _with_outside(self) -> tuple[Array, Array, Array]:
+        """Return m with `Problem.outside`, exp(old maximum − m), and the sum of exponentials."""
+        m = self.m if self.outside is None else np.maximum(self.m, self.outside)
         old = np.exp(self.m - finite(m))
-        if self.sink is None:
+        if self.outside is None:
             return m, old, self.l * old
-        alone = (self.m == -np.inf) & ~(self.sink < np.inf)  # NaN, or ∞ − ∞ would be
+        alone = (self.m == -np.inf) & ~(self.outside < np.inf)  # NaN, or ∞ − ∞ would be
         old = np.where(alone, 0, old)
-        return m, old, self.l * old + np.exp(np.where(alone, 0, self.sink - finite(m)))
+        return m, old, self.l * old + np.exp(np.where(alone, 0, self.outside - finite(m)))
 
 
 class TopKeys:
@@ -351,14 +352,27 @@ class BlockLse:
         return S, P
 
 
+def passed(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """Return the statistics that need the weights and lse: sums over queries, maps, and single rows."""
+    tiled = engines()["tiled"]
+    seen: dict[Statistic, Any] = {
+        s: tiled.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)
+    }
+    sums = tuple(s for s in observe if s not in seen)
+    if sums:
+        tiled.require("maps", p)
+        seen |= second_pass(p, lse, sums, factors(p, lse, tiled.maps))
+    return seen
+
+
 def second_pass(
     p: Problem, lse: Array, observe: tuple[Statistic, ...], factor: Array | None = None
 ) -> dict[Statistic, Any]:
-    """Return the statistics that need the weights and lse.
+    """Return statistics that are sums over queries, or maps, from the weights and lse.
 
-    They are sums over queries, maps, and single rows. factor: that of each query's weights.
+    factor: that of each query's weights.
     """
-    seen: dict[Statistic, Any] = {s: weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
+    seen: dict[Statistic, Any] = {}
     sums = {s: np.zeros(s.shapes(p.sizes)[0], p.compute) for s in observe if type(s) in ADD}
 
     def work(heads: HeadBlock) -> None:
@@ -463,7 +477,7 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
                 own[..., put, put_columns] = P[..., take, columns]
 
     def whole(block: QueryBlock) -> None:
-        own, sink, chunks = block.heads.own(tile), block.heads.sink, list(block.chunks())
+        own, outside, chunks = block.heads.own(tile), block.heads.outside, list(block.chunks())
         take, put = overlap(rows, block.start, BLOCK_Q)
         if not chunks:
             return
@@ -474,14 +488,14 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
             into = slice(chunk.in_call.start - seen.start, chunk.in_call.stop - seen.start)
             P[..., into] = by_rows(chunk.scores(chunk.raw()))[..., take, chunk.valid]
         m = P.max(axis=-1, keepdims=True)
-        m = finite(m if sink is None else np.maximum(m, sink[..., None]))
+        m = finite(m if outside is None else np.maximum(m, outside[..., None]))
         m[m == np.inf] = np.nan
         hidden = masked(P) if np.isnan(m).any() else None
         P -= m
         np.exp(P, out=P)
         if hidden is not None:
             np.copyto(P, 0, where=hidden)
-        total = P.sum(axis=-1, keepdims=True) + (0 if sink is None else np.exp(sink[..., None] - m))
+        total = P.sum(axis=-1, keepdims=True) + (0 if outside is None else np.exp(outside[..., None] - m))
         P *= np.where(total > 0, 1 / total, 1)
         if not isinstance(put, slice):
             own[..., put, seen] = P
@@ -493,7 +507,7 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
 
 def is_small(p: Problem) -> bool:
     """Test for a problem whose whole rows of weights take a few milliseconds."""
-    return p.batch * p.heads * p.n_q * p.n_k <= SMALL
+    return p.pairs <= SMALL
 
 
 def by_rows(x: Array) -> Array:

@@ -121,14 +121,15 @@ class HeadBlock:
     def q(self) -> Array:
         return self.per_query_head(self.p.query, 2)
 
+    def logit(self, x: Any) -> Array:
+        """Return one of `Problem.denominators`, or its tangent, as (kv heads, group, 1, 1, 1)."""
+        return self.per_query_head(self.p.per_head(x), 0)[..., None, None, None]
+
     @cached_property
-    def sink(self) -> Array | None:
-        """Sinks (kv heads, group, 1), which broadcast over rows."""
-        if self.p.sink is None:
-            return None
-        return np.broadcast_to(self.p.sink.astype(self.p.compute), (self.p.heads,)).reshape(self.p.kv_heads, -1)[
-            self.kv, self.group, None
-        ]
+    def outside(self) -> Array | None:
+        """`Problem.outside` as (kv heads, group, 1), which broadcasts over rows."""
+        x = self.p.outside
+        return None if x is None else self.per_query_head(x, 0)[..., None]
 
     @cached_property
     def finite_k(self) -> Array:

@@ -28,14 +28,20 @@ from regard.jax.xla.values import RuleIndices, evaluate, keep_mask, seed_of, set
 Arrays = dict[str, Any]
 Sums = tuple[Any, Any, Any]
 BLOCK = 512
+KNOWS = frozenset({"query", "key", "value", "bias", "sink", "offset", "origin", "dropout", "seed"})
+"""The arrays and numbers of a call that are computed with."""
+
 checkpoint = partial(jax.checkpoint, prevent_cse=False)  # a scan merges no common subexpressions
 
 
 def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
     """Return the results of a task, in the order and axes of `regard.jax.task.run`.
 
-    Raises NotImplementedError for statistics other than lse and entropy.
+    Raises NotImplementedError for statistics other than lse and entropy, and for options that are not in `KNOWS`.
     """
+    named = {name for name in task.call.inputs if "." not in name}
+    if lost := named.union(name for name, _ in task.call.numbers) - KNOWS:
+        raise NotImplementedError(f"XLA does not know {', '.join(map(repr, sorted(lost)))}")
     for name, _ in task.call.observe if task.kind == "forward" else ():
         if name not in OUTPUTS:
             raise NotImplementedError(

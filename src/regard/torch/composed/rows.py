@@ -12,7 +12,13 @@ from regard.core.tensors import NUMPY
 from regard.engines.device.formula import Block, Formula, Tensors
 from regard.engines.device.rules import arrays_of, signed, tensor_on
 from regard.ops.normalization import causally
-from regard.torch.calls import CallSizes, TensorCall
+from regard.torch.calls import DEFAULTS, CallSizes, TensorCall
+
+KNOWS = frozenset({
+    "query", "key", "value", "mask", "causal", "score", "bias", "scale", "sink", "dropout", "seed", "offset", "origin",
+    "layout", "observe",
+})  # fmt: skip
+"""The operands and options of a call that the formula has."""
 
 
 def outputs(call: TensorCall, finite: bool, rows: range, floats: Tensors, others: Tensors) -> Tensors:
@@ -36,7 +42,14 @@ def outputs(call: TensorCall, finite: bool, rows: range, floats: Tensors, others
 
 
 def formula(call: TensorCall, size: CallSizes, given: dict[Any, Tensor], finite: bool) -> Formula:
-    """Return a call without its inputs; axes that `vmap` added in front do not count for b."""
+    """Return a call without its inputs; axes that `vmap` added in front do not count for b.
+
+    Raises NotImplementedError for an option that is not in `KNOWS`.
+    """
+    more = {name for name, x in call.options.items() if x is not DEFAULTS.get(name)}
+    if lost := more.union(x for x in call.inputs if isinstance(x, str)) - KNOWS:
+        named = ", ".join(map(repr, sorted(lost)))
+        raise NotImplementedError(f"derivatives of regard.attention beyond the second do not know {named}")
     query, options = given["query"], call.options
     device, batch = query.device, prod(size.lead)
     real = torch.float64 if query.dtype is torch.float64 else torch.float32

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import regard.rules
-from regard.core.options import RULES
+from regard.core.options import ARRAYS, RULES
 from regard.core.statistics import of_engine, statistic
 from regard.rules import Mask, Rule, Table, compose
 from regard.rules.expression import make, rebuild
@@ -280,7 +280,7 @@ def attention(
     tail: list[Any] = []
     bias = options.get("bias")
     constants = ("bias",) if isinstance(bias, torch.Tensor) and not trained(bias) else ()
-    for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
+    for name, into in (*((name, tail if name in constants else floats) for name in ARRAYS), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
             # An input, because it changes from one decode step to the next.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.parts import part_of
+from regard.engines import engines
 from regard.ops.stepping import steps_of_head
 from regard.reference import specification
 from regard.viewer.data.numbers import all_finite
@@ -100,6 +101,7 @@ def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.f
     layer, head = layer.computed(head)
     p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
+        engines()["spec"].require("forward", p)
         f = specification.terms(p)
         before: Any = f.T
         if p.score_node is not None:

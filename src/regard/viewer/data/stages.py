@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.parts import part_of
+from regard.engines import engines
 from regard.reference import specification
 from regard.viewer.data.numbers import all_finite, finite
 from regard.viewer.scene.scenes import SceneLayer, rules_of
@@ -47,6 +48,7 @@ def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[We
 def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[WeightStage]:
     p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
+        engines()["spec"].require("forward", p)
         f = specification.terms(p)
     at: Any = (0, 0, 0, j)
     q, k, v = f.q[0, 0, 0], f.k[0, 0, j], f.v[0, 0, j]

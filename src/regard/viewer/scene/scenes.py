@@ -376,14 +376,14 @@ class Head:
 
     def weights_of(self, rows: Array) -> Array:
         """Return the weights (rows, n_k) of some queries, without a pass for lse."""
-        p = self.problem
-        _, S = rowsums.scores(p, rows)
+        outside = self.problem.outside
+        _, S = rowsums.scores(self.problem, rows)
         with np.errstate(all="ignore"):
             top = S.max(axis=1, keepdims=True, initial=-np.inf)
-            top = top if p.sink is None else np.maximum(top, p.sink[0].astype(S.dtype))
+            top = top if outside is None else np.maximum(top, outside)
             top = np.where(top == -np.inf, 0, top)
             P = np.exp(S - top)
-            total = P.sum(axis=1, keepdims=True) + (0 if p.sink is None else np.exp(p.sink[0].astype(S.dtype) - top))
+            total = P.sum(axis=1, keepdims=True) + (0 if outside is None else np.exp(outside - top))
             return np.asarray(P / np.where(total == 0, 1, total))
 
     def visible_of(self, rows: Array) -> NDArray[np.bool_]:

@@ -310,7 +310,7 @@ def arrays(
         if option in options:
             raise TypeError(f"look shows weights before dropout, on any engine: it has no option {option}")
     p = problem_from(query, key, key if value is None else value, **options)
-    if not p.batch * p.heads * p.n_q * p.n_k:
+    if not p.pairs:
         raise ValueError(f"look needs at least one query, key and head, got query {query.shape} and key {key.shape}")
     if lse is not None:
         lse = np.ascontiguousarray(rowsums.taken(p, lse), p.compute).reshape(p.batch, p.heads, p.n_q)

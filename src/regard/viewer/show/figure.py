@@ -230,27 +230,50 @@ def stretches(chosen: NDArray[np.bool_]) -> Iterator[tuple[int, int, int]]:
         yield from ((i, int(a), int(b - a)) for a, b in zip(ends[::2], ends[1::2], strict=True))
 
 
-def maps(title: str, values: Mapping[str, Any], *, columns: int = 2, each: bool = False) -> Figure:
-    """Draw maps of weights (n_q, n_k) side by side: a row is a query, and darker is more.
+def maps(
+    title: str,
+    values: Mapping[str, Any],
+    *,
+    columns: int = 2,
+    each: bool = False,
+    most: float | None = None,
+    axes: tuple[str, str] | None = None,
+) -> Figure:
+    """Draw maps of weights (n_q, n_k) side by side: a row is a query, and a stronger colour is more.
 
     each: shade each map by its own largest value; else all by the largest of all.
+    most: the value of the strongest shade, instead of the largest.
+    axes: what rows and columns are; they are then numbered.
 
     >>> maps("Two maps.", {"even": np.ones((2, 2)), "first": np.eye(2)})._repr_svg_().count("<path")
     2
     """
     arrays = {name: np.asarray(value, np.float64) for name, value in values.items()}
-    most = max(float(np.nanmax(x)) for x in arrays.values()) or 1.0
-    gap = 14
-    size = (WIDTH - gap * (columns - 1) - 2) / columns
+    most = most or max(float(np.nanmax(x)) for x in arrays.values()) or 1.0
+    gap, side, below = (14, 44, 40) if axes else (14, 0, 0)
+    size = (WIDTH - gap * (columns - 1) - 2) / columns - side
     parts, y = list[str](), 0.0
     for start in range(0, len(arrays), columns):
         row = list(arrays.items())[start : start + columns]
         for number, (name, value) in enumerate(row):
-            x = 1 + number * (size + gap)
+            x = 1 + side + number * (side + size + gap)
             parts.append(element(Text(x, y + 16, name, SIZE, INK)))
             parts += shaded(value, (float(np.nanmax(value)) or 1.0) if each else most, x, y + 23, size)
-        y += 23 + max(size / value.shape[1] * len(value) for _, value in row) + 12
+            parts += numbered(value, axes, x, y + 23, size) if axes else []
+        y += 23 + max(size / value.shape[1] * len(value) for _, value in row) + below + 12
     return Figure(title, y + 24, [*parts, *scale(y, "the largest of each map" if each else figure(most, 2))])
+
+
+def numbered(values: NDArray[np.float64], axes: tuple[str, str], x: float, y: float, size: float) -> list[str]:
+    """Return the numbers of a map's rows and columns from 0, and what they are."""
+    rows, columns = values.shape
+    step = size / columns
+    bottom = y + step * rows
+    texts = [Text(x - 6, y + (i + 0.5) * step + 5, str(i), SIZE, INK, anchor="end") for i in range(rows)]
+    texts += [Text(x + (j + 0.5) * step, bottom + 18, str(j), SIZE, INK, anchor="middle") for j in range(columns)]
+    texts.append(Text(x - 28, (y + bottom) / 2, axes[0], SIZE, INK, anchor="middle", upward=True))
+    texts.append(Text(x + size / 2, bottom + 36, axes[1], SIZE, INK, anchor="middle"))
+    return [element(text) for text in texts]
 
 
 def flow(title: str, steps: Sequence[tuple[str, str]]) -> Figure:

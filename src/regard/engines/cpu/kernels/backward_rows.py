@@ -184,7 +184,7 @@ class QueryRows:
         if self.spec.sink:
 
             def store(lane: Value, g: Value, r: Value) -> None:
-                for name in self.spec.rests:
+                for name in self.spec.names("rest"):
                     block.address(name)[g * k.integer("row_head") + r] = state[name][lane]
 
             block.each_lane(store)

@@ -73,16 +73,18 @@ class BlockRecord:
         return self.record[place(self.spec.block_fields, name)]
 
     def address(self, name: str) -> Pointer:
-        """Return the address of the block's first row in an operand."""
+        """Return the address of the block's first row in an operand that the spec takes."""
+        name = self.spec.operand(name).name
         base = self.k.pointer_at(self.lanes.bases, place(self.spec.block_fields, name), self.spec.type_of(name))
         return base.bytes(self.field(name))
 
     def strides(self, name: str) -> list[Value]:
         """Return the strides of an operand's axes in bytes, in their order."""
-        return [self.k.integer(field) for field in self.spec.operands[name].strides]
+        return [self.k.integer(field) for field in self.spec.operand(name).strides]
 
     def has(self, name: str) -> Value:
-        """Test if the call has an array."""
+        """Test if the call has an array that it may lack."""
+        assert self.spec.operand(name).tested or name in self.spec.varying, name
         return self.lanes.bases[place(self.spec.block_fields, name)] != 0
 
     def source(self, name: str, row: Value) -> Pointer:

@@ -247,7 +247,7 @@ class ForwardKernel:
     def sink(self, block: RowBlock, c: Value) -> Value:
         """Return the sinks of a vector of lanes."""
         head = block.state.h.load(c, self.lanes.W).to(I64) - block.field("h") + block.field("head")
-        return self.k.pointer("sink", self.real).gather(head)
+        return self.lanes.operand("sink").gather(head)
 
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l."""

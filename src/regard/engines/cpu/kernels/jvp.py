@@ -43,7 +43,7 @@ class TangentKernel(ForwardKernel):
         with k.loop(lanes.B, step=lanes.W) as c:
             scratch.old[c] = self.softmax.natural_maximum(load(state.m, c))
         super().finish(block)
-        sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
+        sinks = [lanes.operand(name) for name in ("sink", "sink_dot") if "sink" in spec.varies]
         with k.loop(lanes.B, step=lanes.W) as c:
             lse, factor = load(scratch.top, c), load(scratch.rescale, c)
             total, entropy = load(state.l, c) * factor, load(state.e, c)

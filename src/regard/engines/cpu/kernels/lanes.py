@@ -24,6 +24,10 @@ class Lanes:
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
         self.bases = k.pointer("bases", I64)
 
+    def operand(self, name: str) -> Pointer:
+        """Return the address of an operand that the spec takes, into which query blocks have no offsets."""
+        return self.k.pointer(self.spec.operand(name).name, self.spec.type_of(name))
+
     def vectors(self) -> range:
         """Offsets of the vectors in a row of lanes."""
         return range(0, self.B, self.W)

@@ -50,7 +50,7 @@ class NextTiles:
                 row_of(name, block.following.address(name), lane, d)
         with k.when(last >= 0):
             with share(last, block.field("lanes")) as lane:
-                for name in spec.names("output"):
+                for name in spec.stored:
                     row_of(name, block.address(name), lane, d_v)
             if spec.mask:
                 with k.when(block.following.field("count") != 0):

@@ -169,9 +169,9 @@ class Reductions:
     def _pool(self, tile: KeyTile) -> None:
         """Pool the keys of each bin that the tile touches, then its queries."""
         k = self.k
-        edges = k.pointer("edges", I64)
+        edges = self.lanes.operand("edges")
         number = (tile.start + k.integer("shift")) // KEYS
-        bin, p = k.variable(k.pointer("tile_bins", I64)[number]), k.variable(tile.first)
+        bin, p = k.variable(self.lanes.operand("tile_bins")[number]), k.variable(tile.first)
         with k.loop_while(lambda: p.value < tile.stop):
             end = k.minimum(edges[bin.value + 1] - tile.start, tile.stop)
             with k.when(end > p.value):
@@ -200,7 +200,7 @@ class Reductions:
 
     def _pool_rows(self, tile: KeyTile, col: Value) -> None:
         k, zero = self.k, self.k.constant(self.real, 0.0)
-        row_bins, lanes = k.pointer("row_bins", I64) + tile.block.field("row"), tile.block.field("lanes")
+        row_bins, lanes = self.lanes.operand("row_bins") + tile.block.field("row"), tile.block.field("lanes")
         made = [k.variable(zero) for _ in self.maps]
         with k.loop(lanes) as n:
             for name, x, source in zip(self.maps, made, self._pooled_rows(tile), strict=True):

@@ -34,7 +34,6 @@ def layout_of(arrays: Iterable[Array | None]) -> tuple[Any, ...]:
     return tuple([None if x is None else (x.dtype, x.shape, x.strides) for x in arrays])  # faster than a generator
 
 
-SPARE = ("statistic", "number", "rest", "gradient", "sum", "bins", "state")  # roles that a call may lack
 OWN_AXES = ("sum", "bins", "state")  # roles whose axes have lengths of their own
 
 
@@ -47,7 +46,7 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
     for name, x in spec.operands.items():
         array = arrays.get(name)
         if array is None:
-            if x.role not in SPARE and name not in spec.varying and spec.takes(x):
+            if spec.takes(x) and not (x.tested or name in spec.varying):
                 raise ValueError(f"{name} must be an array with the axes {', '.join(x.axes)}, got none")
             continue
         step, size = array.itemsize, spec.type_of(name).size
@@ -73,11 +72,6 @@ def check(spec: KernelSpec, arrays: Arrays) -> None:
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-def by_head(p: Problem, x: Array) -> Array:
-    """Return the sink of each query head."""
-    return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
-
-
 def programs(p: Problem) -> list[tuple[str, Program]]:
     """Return the rules of a call, with the prefixes of their fields."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
@@ -89,8 +83,8 @@ def arrays_of(p: Problem, own: Arrays) -> Arrays:
     found = {"q": p.query, "k": p.key, "v": p.value, **own}
     if p.bias is not None:
         found["bias"] = p.dense(p.bias)
-    if p.sink is not None:
-        found["sink"] = by_head(p, p.sink)
+    if p.outside is not None:
+        found["sink"] = p.outside
     for n, x in enumerate(dense_masks(p)):
         found[f"dense{n}"] = x
     return found

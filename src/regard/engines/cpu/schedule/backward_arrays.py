@@ -10,7 +10,7 @@ import numpy as np
 from regard.core.problem import Carried, Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays, by_head
+from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.forward_spec import prefill_spec
 from regard.engines.cpu.schedule.narrowing import narrowed
@@ -46,20 +46,18 @@ class BackwardArrays:
         assert outputs.lse is not None
         self.out, self.low, self.lse = outputs.out, outputs.low, np.ascontiguousarray(outputs.lse)
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
-        self.p_sink: Any = real.type(0)
-        if p.sink is not None:
-            below = np.where(self.lse == np.inf, 0, by_head(p, p.sink)[:, None] - self.lse)
-            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(below))
+        self.shares = p.shares(self.lse) if p.denominators else {}
         self.given = None if ct.lse is None else ct.lse.astype(real)
         self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
         if self.d_entropy is not None:
             assert outputs.entropy is not None
-            self.spread = np.where(self.lse == -np.inf, 0, 1 - self.p_sink) - outputs.entropy  # Σ P − H
+            outside = sum(self.shares.values(), real.type(0))
+            self.spread = np.where(self.lse == -np.inf, 0, 1 - outside) - outputs.entropy  # Σ P − H
             more = self.d_entropy * self.spread
             self.given = more if self.given is None else self.given + more
         if self.given is not None:
             self.given = np.ascontiguousarray(self.given, real)
-        self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
+        self.c = np.zeros(self.lse.shape, real) if self.shares else None
         self.dq: Array | None = None
         self.dk: Array | None = None
         self.dv: Array | None = None
@@ -171,7 +169,7 @@ class BackwardArrays:
             key=fit(dk, p.key),
             value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
-            sink=None if self.c is None else p.sink_gradient(self.sink_rows(self.c)),
+            sink=None if p.sink is None else p.sink_gradient(self.sink_rows()),
             tables={table: np.asarray(x.sum(axis=(0, 1)), table.dtype) for table, x in self.dtables.items()},
         )
 
@@ -181,8 +179,8 @@ class BackwardArrays:
         assert part is not None
         query = key = value = None
         if part.query is not None and self.dq is not None:
-            if self.c is not None:
-                part.query.sums["sink"] = self.sink_rows(self.c)
+            if p.sink is not None:
+                part.query.sums["sink"] = self.sink_rows()
             query = narrowed(self.dq, p.dtype, target) if part.query.last else None
         if part.key is not None and self.dk is not None and self.dv is not None:
             dk, dv = self.dk[..., : p.d], self.dv[..., : p.d_v]
@@ -194,9 +192,10 @@ class BackwardArrays:
         bias = self.dbias if all(p.bias_axes) else None
         return Differential(query, key, value, bias, tables={x: y.sum(axis=(0, 1)) for x, y in self.dtables.items()})
 
-    def sink_rows(self, c: Array) -> Array:
+    def sink_rows(self) -> Array:
         """Return the parts of the sink's gradient by query, (..., h, n_q)."""
-        rows: Array = self.p_sink * c
+        assert self.c is not None
+        rows: Array = self.shares["sink"] * self.c
         return rows
 
 
@@ -242,7 +241,7 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
 
 def bias_shared(p: Problem, bias: Array) -> bool:
     """Return whether several heads add to the same sums over rows and keys."""
-    return all(p.bias_axes) and bias.size != p.batch * p.heads * p.n_q * p.n_k
+    return all(p.bias_axes) and bias.size != p.pairs
 
 
 def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
-from regard.engines.cpu.schedule.arguments import Arrays, by_head
+from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays, ScoreDerivatives, score_derivatives
 from regard.engines.cpu.schedule.backward_work import run
 from regard.engines.cpu.spec.specs import BackwardSpec
@@ -40,10 +40,9 @@ class BackwardTangentArrays(BackwardArrays):
             self.bias_dot = t.bias.astype(real)
         self.out_dot, self.dout_dot = d_outputs.out, d_ct.out
         self.lse_dot = np.ascontiguousarray(d_outputs.lse, real)
-        self.p_sink_dot: Any = real.type(0)
-        if p.sink is not None:
-            sink_dot = 0 if t.sink is None else by_head(p, t.sink)[:, None]
-            self.p_sink_dot = self.p_sink * (sink_dot - self.lse_dot)
+        logits = {name: getattr(t, name, None) for name in self.shares}
+        dots = {name: 0 if x is None else p.per_head(x)[:, None] for name, x in logits.items()}
+        self.shares_dot = {name: x * (dots[name] - self.lse_dot) for name, x in self.shares.items()}
         self.given_dot = np.zeros(self.lse.shape, real) if d_ct.lse is None else d_ct.lse.astype(real)
         self.d_entropy_dot: Array | None = None
         if self.d_entropy is not None:
@@ -53,9 +52,10 @@ class BackwardTangentArrays(BackwardArrays):
                 self.given_dot = self.given_dot + self.d_entropy_dot * self.spread
             if curved:
                 assert d_outputs.entropy is not None
-                self.given_dot = self.given_dot - self.d_entropy * (self.p_sink_dot + d_outputs.entropy)
+                outside_dot = sum(self.shares_dot.values(), real.type(0))
+                self.given_dot = self.given_dot - self.d_entropy * (outside_dot + d_outputs.entropy)
         self.given_dot = np.ascontiguousarray(self.given_dot)
-        self.c_dot = None if p.sink is None else np.zeros(self.lse.shape, real)
+        self.c_dot = np.zeros(self.lse.shape, real) if self.shares else None
         self.tables = {table: np.ascontiguousarray(x, real) for table, x in t.tables.items()}
 
     def own(self, p: Problem) -> Arrays:
@@ -79,9 +79,10 @@ class BackwardTangentArrays(BackwardArrays):
         bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
         return replace(super().spec(target), tangent=True, bias_dot=None if bias is None else type_of(bias.dtype))
 
-    def sink_rows(self, c: Array) -> Array:
+    def sink_rows(self) -> Array:
+        assert self.c is not None
         assert self.c_dot is not None
-        rows: Array = self.p_sink_dot * c + self.p_sink * self.c_dot
+        rows: Array = self.shares_dot["sink"] * self.c + self.shares["sink"] * self.c_dot
         return rows
 
 

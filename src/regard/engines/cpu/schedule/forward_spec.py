@@ -98,7 +98,7 @@ def prefill_spec(
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
         dropout=bool(p.dropout),
-        sink=p.sink is not None,
+        sink=bool(p.denominators),
         entropy=entropy,
         best=0,
         low=False,

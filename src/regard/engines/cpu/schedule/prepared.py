@@ -24,6 +24,8 @@ from regard.runtime.threads import team_for
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_QUERIES = 2**16  # of a prepared call
+VARYING = frozenset({"mask", "score", "bias", "positions_first", "constants"})
+"""The optional fields that a prepared call may have: it is given their arrays, or does not depend on them."""
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
@@ -173,7 +175,7 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall |
     that, too.
     """
     count = p.batch * p.heads * p.n_q
-    if not (0 < count <= MOST_QUERIES and p.n_k and without_options(p)):
+    if not (0 < count <= MOST_QUERIES and p.n_k and p.used <= VARYING):
         return None
     if "keys" in vary:
         lead, plain = p.query.shape[:-3], p.mask is None and p.score is None and p.bias is None
@@ -193,8 +195,3 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall |
 
 def new_results(p: Problem) -> KernelResults:
     return KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-
-
-def without_options(p: Problem) -> bool:
-    """Test for a call without options other than rules and a bias."""
-    return p.sink is None and not p.dropout and not p.observe

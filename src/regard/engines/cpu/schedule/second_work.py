@@ -88,7 +88,7 @@ class Pass:
     ):
         self.p = p = scores_alone(p)
         self.target, self.observe = target, observe
-        self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
+        self.threads = 1 if p.pairs * (p.d + 16) < SMALL else num_threads()
         self.spec = replace(second_spec(p, target, observe), rest=rest is not None)
         self.own = {**KernelResults(p.new_output(), lse, None, None).own(p), "rest": rest}
         self.row_edges, self.col_edges = bin_edges(shape[0], p.n_q), bin_edges(shape[1], p.n_k)
@@ -126,7 +126,7 @@ class Pass:
     def result(self) -> dict[Statistic, Any]:
         """Run the pass and return the statistics."""
         p, totals = self.p, self.totals
-        if p.batch * p.heads * p.n_q * p.n_k:
+        if p.pairs:
             self._run()
 
         def value(s: Statistic) -> Any:

@@ -62,7 +62,7 @@ def summarized(p: Problem) -> list[tuple[Array, Array]]:
 
 def long(p: Problem) -> bool:
     """Test whether a call takes long enough to look at the contents of arrays."""
-    return p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v) >= BLOCK_MASK
+    return p.pairs * (p.d + p.d_v) >= BLOCK_MASK
 
 
 class LaunchStages:

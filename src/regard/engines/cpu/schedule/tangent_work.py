@@ -10,7 +10,7 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem, SumShapes
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.arguments import Arrays, by_head, programs, table_array
+from regard.engines.cpu.schedule.arguments import Arrays, programs, table_array
 from regard.engines.cpu.schedule.forward_spec import spec_of
 from regard.engines.cpu.schedule.work import KernelResults, carried, run
 from regard.engines.cpu.spec.specs import KernelSpec, TangentSpec
@@ -79,7 +79,7 @@ class TangentCall:
             **self.results.own(p), "out_dot": d.out, "lse_dot": d.lse, "entropy_dot": d.entropy,
             "q_dot": t.query, "k_dot": t.key, "v_dot": t.value,
             "bias_dot": None if t.bias is None else p.dense(t.bias),
-            "sink_dot": None if t.sink is None else by_head(p, t.sink),
+            "sink_dot": None if t.sink is None else p.per_head(t.sink),
         }  # fmt: skip
 
     def tables(self, p: Problem) -> Mapping[str, Array]:

@@ -1,7 +1,6 @@
 """Parts of the weights, by a second pass that stores them."""
 
 from array import array
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def weights(p: Problem, target: Target, lse: Array, rows: range, cols: range) ->
 
 def store(p: Problem, target: Target, lse: Array, part: Array, rows: range, cols: range) -> None:
     """Store the weights of adjacent rows and columns in a part of zeros."""
-    p = replace(p, value=p.value[..., :0], dropout=0.0, positions_first=False, observe=())
+    p = p.without("weights", "results", value=p.value[..., :0])
     work = p.batch * p.heads * len(rows) * len(cols)
     threads = 1 if work * (p.d + 16) < SMALL else num_threads()
     spec = second_spec(p, target, (), len(rows))
@@ -64,7 +63,7 @@ def store(p: Problem, target: Target, lse: Array, part: Array, rows: range, cols
     check(spec, arrays)
     own = {"first_column": cols.start, "stop_column": cols.stop, "whole": int(len(cols) == p.n_k)}
     values = field_values(p, spec, arrays) | own
-    if p.sink is not None:
+    if "sink" in arrays:
         values["sink"] = base_of(arrays["sink"])
     packed = pack_fields(spec.fields, values)
     bases = array("Q", [0] * len(spec.block_fields))
@@ -75,7 +74,7 @@ def store(p: Problem, target: Target, lse: Array, part: Array, rows: range, cols
     bases[spec.block_fields.index("weights")] = (address_of(part) - before) % 2**64
     packed[BASES] = bases.buffer_info()[0]
     stages = LaunchStages(spec, p, arrays, rows, threads, cols)
-    if work < p.batch * p.heads * p.n_q * p.n_k:
+    if work < p.pairs:
         stages.masks = []  # summaries of dense masks take a pass over them
     for tiles, blocks in stages.chunks():
         stored = spec.lanes * len(cols) * part.itemsize

@@ -4,15 +4,17 @@ A *schedule* is the work of a call without its addresses. Schedules are cached, 
 takes longer than attention.
 """
 
+import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
 
-from regard.core.problem import CallPart, Problem, SumShapes
+from regard.core.problem import KIND, CallPart, Problem, SumShapes, of_role
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.arguments import (
     Arrays,
@@ -138,10 +140,17 @@ def schedule_for(
 
 def signature(p: Problem) -> tuple[Any, ...]:
     """Return what a schedule depends on of a problem, besides the layout of arrays."""
-    rules = tuple([None if rule is None else rule_signature(rule.node) for rule in (p.mask, p.score)])
-    bias = None if p.bias is None else p.bias.shape
-    part = None if p.part is None else p.part.identity
-    return p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, bias, rules, part
+    values, others = identified()
+    return *values(p), *[None if (x := getattr(p, name)) is None else identity(x) for name, identity in others]
+
+
+@functools.cache
+def identified() -> tuple[Callable[[Problem], tuple[Any, ...]], list[tuple[str, Callable[[Any], Any]]]]:
+    """Return a function to the values that schedules depend on, and what identifies each of the other fields."""
+    names = [name for name in of_role("indices", "scores", "denominators", "weights") if name not in GIVEN]
+    values = [name for name in names if KIND[name] == "value"]
+    others = [(name, IDENTITY[KIND[name]]) for name in names if name not in values]
+    return attrgetter(*values), [*others, ("part", lambda x: x.identity)]
 
 
 @once
@@ -151,6 +160,18 @@ def rule_signature(node: Node) -> tuple[Any, ...]:
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     program = Program.of([node])
     return program.structure, str(program.numbers), tuple(ref(table) for table in program.tables)
+
+
+IDENTITY: dict[str, Callable[[Any], Any]] = {
+    "batch": np.ndarray.tobytes,
+    "pairs": np.shape,
+    "heads": lambda x: True,
+    "rule": lambda x: rule_signature(x.node),
+}
+"""What a schedule depends on of a field that holds no value, by its kind."""
+
+GIVEN = ("seed",)
+"""Fields that are arguments of each run of a schedule."""
 
 
 class Cacheable(Protocol):

@@ -33,7 +33,8 @@ class Operand:
     role: its part in the formulas; a spec finds operands by it. axes: those after the batch. kernels: those that take
     it. type: of its numbers, or the attribute of a spec that holds the type. contiguous: the number of last axes
     without a stride. tangent_of: the operand that it is a tangent of. shared: the heads of a GQA group share it, and
-    the rows of a head too.
+    the rows of a head too. needs: the attribute of a spec without which a kernel has no code for it. tested: a call may
+    lack it, and kernels test for its address.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Operand:
     contiguous: int = 0
     tangent_of: str | None = None
     shared: bool = False
+    needs: str | None = None
+    tested: bool = False
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -65,20 +68,20 @@ OPERANDS = (
     Operand("low", "low", MATRIX, (FORWARD,), contiguous=1),  # out − round(out)
     Operand("low", "low", MATRIX, (JVP, *BACKWARDS)),
     Operand("lse", "number", ROWS, EVERY, "real", 2),
-    Operand("entropy", "statistic", ROWS, (FORWARD, JVP), "real", 2),
-    Operand("max", "statistic", ROWS, (FORWARD, JVP), "real", 2),
-    Operand("values", "best", (*ROWS, "rank"), (FORWARD, JVP), "real", 3),
-    Operand("indices", "best", (*ROWS, "rank"), (FORWARD, JVP), I64, 3),
+    Operand("entropy", "statistic", ROWS, (FORWARD, JVP), "real", 2, needs="entropy"),
+    Operand("max", "statistic", ROWS, (FORWARD, JVP), "real", 2, tested=True),
+    Operand("values", "best", (*ROWS, "rank"), (FORWARD, JVP), "real", 3, needs="best"),
+    Operand("indices", "best", (*ROWS, "rank"), (FORWARD, JVP), I64, 3, needs="best"),
     Operand("dout", "cotangent", MATRIX, BACKWARDS),
-    Operand("given", "statistic", ROWS, BACKWARDS, "real", 2),  # the part of c that the caller computes
-    Operand("d_entropy", "number", ROWS, BACKWARDS, "real", 2),
-    Operand("c", "rest", ROWS, BACKWARDS, "real", 2),
+    Operand("given", "statistic", ROWS, BACKWARDS, "real", 2, tested=True),  # the part of c that the caller computes
+    Operand("d_entropy", "number", ROWS, BACKWARDS, "real", 2, needs="entropy"),
+    Operand("c", "rest", ROWS, BACKWARDS, "real", 2, needs="sink"),
     Operand("dq", "gradient", MATRIX, BACKWARDS, "real", 1),
     Operand("dk", "gradient", MATRIX, BACKWARDS, "real", 1, shared=True),
     Operand("dv", "gradient", MATRIX, BACKWARDS, "real", 1, shared=True),
     Operand("bias", "bias", DENSE, EVERY, "bias"),
-    Operand("dbias", "gradient", DENSE, BACKWARDS, "real"),
-    Operand("sink", "sink", ("head",), (FORWARD, JVP, WEIGHTS), "real", 1),
+    Operand("dbias", "gradient", DENSE, BACKWARDS, "real", needs="trains_bias"),
+    Operand("sink", "sink", ("head",), (FORWARD, JVP, WEIGHTS), "real", 1, needs="sink"),
     # Tangents
     Operand("q_dot", "query", MATRIX, JVPS, tangent_of="q"),
     Operand("k_dot", "key", MATRIX, JVPS, tangent_of="k", shared=True),
@@ -87,14 +90,14 @@ OPERANDS = (
     Operand("bias_dot", "bias", DENSE, JVPS, "bias_dot", tangent_of="bias"),
     Operand("out_dot", "output", MATRIX, (JVP,), contiguous=1, tangent_of="out"),
     Operand("out_dot", "output", MATRIX, (BACKWARD_JVP,), tangent_of="out"),
-    Operand("c_dot", "rest", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="c"),
+    Operand("c_dot", "rest", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="c", needs="sink"),
     Operand("lse_dot", "number", ROWS, JVPS, "real", 2, tangent_of="lse"),
     Operand("entropy_dot", "statistic", ROWS, (JVP,), "real", 2, tangent_of="entropy"),
     Operand("given_dot", "statistic", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="given"),
-    Operand("d_entropy_dot", "number", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="d_entropy"),
+    Operand("d_entropy_dot", "number", ROWS, (BACKWARD_JVP,), "real", 2, tangent_of="d_entropy", needs="entropy"),
     Operand("sink_dot", "sink", ("head",), (JVP,), "real", 1, tangent_of="sink"),
     # The second pass: its sums, and the bins of its maps
-    Operand("rest", "rest", ROWS, (SECOND,), "real", 2),  # log Σ exp(S − lse)
+    Operand("rest", "rest", ROWS, (SECOND,), "real", 2, needs="rest"),  # log Σ exp(S − lse)
     Operand("visible", "sum", ROWS, (SECOND,), I64, 2),
     Operand("received", "sum", ("head", "part", "key"), (SECOND,), "real", 3),
     Operand("profile", "sum", ("head", "part", "diagonal"), (SECOND,), "real", 3),
@@ -107,7 +110,7 @@ OPERANDS = (
     # A part of the weights
     Operand("weights", "sum", (*ROWS, "column"), (WEIGHTS,), "real", 1),
     # States of key splits that run separately
-    Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
+    Operand("split_state", "state", ("split",), FORWARDS, "real", 1, tested=True),
 )
 
 MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column") and SECOND in x.kernels)

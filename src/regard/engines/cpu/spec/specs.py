@@ -22,6 +22,7 @@ WORK_GROUP, AMX_WORK_GROUP = 8, 16  # query blocks of a work group of backward, 
 TRAINED_WORK_GROUP = 4  # the same where a table has a gradient
 PARTIAL_SUMS = 4, 4  # partial sums of a table's gradient: over batch elements and heads, and over tiles
 OPTIONAL = ("query", "key", "value", "cotangent", "bias")  # roles with tangents that a call may lack
+LEFT_OUT = {"query": ("dk", "dv"), "key": ("dq",)}  # gradients that `BackwardSpec.gradients` leaves out
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,25 @@ class KernelSpec:
         return tuple(x.name for x in self.operands.values() if x.role in roles and self.takes(x))
 
     def takes(self, x: Operand) -> bool:
-        """Return whether a kernel of this spec has code for an operand.
+        """Return whether a kernel of this spec has code for an operand."""
+        return self._type(x) is not None and (x.needs is None or bool(getattr(self, x.needs)))
 
-        An operand whose role is a field of the spec, such as "bias" or "sink", needs that field.
-        """
-        return self._type(x) is not None and bool(vars(self).get(x.role, True))
+    def operand(self, name: str) -> Operand:
+        """Return an operand. Raises ValueError for one that a kernel of this spec has no code for."""
+        x = self.operands[name]
+        if not self.takes(x):
+            raise ValueError(f"a kernel cannot address {name!r}, which its spec does not take")
+        return x
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Return the arrays that a call may lack, as known at run time."""
+        """Return the tangents that a call may lack, as known at run time."""
         return ()
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Return the outputs that a kernel stores."""
+        return self.names("output")
 
     def type_of(self, name: str) -> Type:
         """Return the type of an operand's numbers."""
@@ -231,9 +241,13 @@ class TangentSpec(KernelSpec):
         return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
 
     def takes(self, x: Operand) -> bool:
-        if x.name == "out":
-            return not self.given
+        if self.given and x.role in ("statistic", "best") and x.tangent_of is None:
+            return False
         return x.tangent_of in self.varies if x.tangent_of in ("q", "k", "v", "sink") else super().takes(x)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        return tuple(name for name in super().stored if not (self.given and name == "out"))
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -263,6 +277,9 @@ class SecondPassSpec(KernelSpec):
     @property
     def kernel(self) -> str:
         return SECOND if self.statistics else WEIGHTS
+
+    def takes(self, x: Operand) -> bool:
+        return x.name in self.statistics if self.statistics and x.role == "sum" else super().takes(x)
 
 
 @dataclass(frozen=True)
@@ -300,6 +317,9 @@ class BackwardSpec(KernelSpec):
     @property
     def kernel(self) -> str:
         return BACKWARD_JVP if self.tangent else BACKWARD
+
+    def takes(self, x: Operand) -> bool:
+        return x.name not in LEFT_OUT.get(self.gradients, ()) and super().takes(x)
 
     @property
     def work_group(self) -> int:
@@ -340,17 +360,12 @@ class BackwardSpec(KernelSpec):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Scalars of each query."""
-        return self.names("number", "rest")
-
-    @property
-    def rests(self) -> tuple[str, ...]:
-        """Return the members of `numbers` that the gradient of a sink needs."""
-        return self.names("rest")
+        """Scalars of each query; one that the kernel does not read is not written either."""
+        return tuple(x.name for x in self.operands.values() if x.role in ("number", "rest"))
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Return the arrays that a call may lack, as known at run time."""
+        """Return the tangents that a call may lack, as known at run time."""
         return tuple(x.name for x in self.operands.values() if x.tangent_of is not None and x.role in OPTIONAL)
 
     @property
