@@ -1,4 +1,4 @@
-"""The site: `pip install -c constraints.txt '.[docs]' && python -m sphinx docs docs/_build`."""
+"""The site: `pip install -c constraints.txt '.[docs]' && python -m sphinx -d docs/_trees docs docs/_build`."""
 
 import inspect
 import os
@@ -15,17 +15,16 @@ project = "regard"
 release = version = regard.__version__
 
 extensions = [
-    "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
+    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
     "extensions.demo", "extensions.execution", "extensions.markup", "extensions.mathml", "extensions.missing",
-    "extensions.notebooks", "extensions.pictures", "extensions.reports", "extensions.run", "extensions.terms",
-    "extensions.video",
+    "extensions.notebooks", "extensions.pictures", "extensions.reports", "extensions.run",
 ]  # fmt: skip
 # The last is what MyST-NB writes.
-exclude_patterns = ["_build", "_templates", "extensions", "pictures", "jupyter_execute"]
+exclude_patterns = ["_build", "_templates", "_trees", "extensions", "pictures", "jupyter_execute"]
 templates_path = ["_templates"]
 
 # Pages: only those with a header of MyST-NB have blocks that run.
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
@@ -38,6 +37,7 @@ nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 default_role = "literal"
 add_module_names = False
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # the docstrings of PyTorch's modules are not ours
 autodoc_typehints = "none"  # signatures hold them
 maximum_signature_line_length = 60
 napoleon_google_docstring = True
@@ -86,25 +86,41 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
     lines[:] = made
 
 
+PICTURE = re.compile(r'<img alt="(?P<alt>[^"]*)" src="(?P<src>[./]*_images/(?P<name>[^"]*))"')
+
+
+PARAMETERS = re.compile(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>")  # of a long signature, a list without terms
+
+
+def parameters(found: re.Match[str]) -> str:
+    lines = found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")
+    return f'<div class="sig-parameters">{lines}</div>'
+
+
 def described(found: re.Match[str], files: dict[str, str]) -> str:
-    """Give a picture the title of its own file as its description, and a figure of ours its class."""
+    """Give a figure of ours its class, and what a block made the title of its own file as a description."""
     path = Path(files.get(found["name"], ""))
     text = path.read_text("utf-8") if path.suffix == ".svg" else ""
     title = re.search(r"<title>(.*?)</title>", text)
     figure = 'class="drawn" ' if '<svg xmlns="http://www.w3.org/2000/svg" class="figure"' in text else ""
-    return f'<img {figure}alt="{title[1] if title else "The picture that the block above makes"}"'
+    about = found["alt"]
+    if about.endswith(found["name"]):  # which Sphinx gives to what has none
+        about = title[1] if title else "The picture that the block above makes"
+    return f'<img {figure}alt="{about}" src="{found["src"]}"'
 
 
 def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Let the keyboard reach blocks, which scroll sideways; name folded ones and pictures.
+    """Let the keyboard reach blocks, which scroll sideways; name pictures; mend empty headings and lists.
 
     What scrolls on small screens alone is reached by `site.js`.
     """
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace(' aria-label="Toggle hidden content"', "")
+        body = body.replace('<th class="head"><p></p></th>', "<td></td>")
+        body = PARAMETERS.sub(parameters, body)
         files = {name: os.path.join(app.srcdir, path) for path, name in app.builder.images.items()}
-        context["body"] = re.sub(r'<img alt="[./]*_images/(?P<name>[^"]*)"', lambda x: described(x, files), body)
+        context["body"] = PICTURE.sub(lambda x: described(x, files), body)
 
 
 def setup(app: Any) -> None:

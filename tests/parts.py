@@ -47,7 +47,8 @@ TABLE: tuple[Row, ...] = (
     ),
     Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers"),
     Row("test_notebook", "slow", "anywidget"),
-    Row(r"test_docs\.py::test_(every_block|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
+    Row(r"test_docs\.py::test_(every_block|the_ref|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
+    Row(r"test_claims\.py::test_a_false_number_fails", "slow", "Sphinx"),
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
     Row("test_typing", "slow", "basedpyright, and mypy reads PyTorch and JAX"),
@@ -129,6 +130,7 @@ TABLE: tuple[Row, ...] = (
     Row("tests/jax/", 24, "XLA compiles each call"),
     # The rest
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
+    Row("test_simultaneous_calls.py.*compile", "slow", "two processes compile kernels"),
     Row("test_fork.py.*whose_threads_work", 6, "many processes or kernels"),
     Row(r"test_memory.py.*\[bfloat16\]", "fast", "the other dtypes are by shares"),
     Row("test_memory.py::test_a_long_causal", "slow", "2 s"),

@@ -1,12 +1,12 @@
 """The directive `demo`: a still picture that leads to a page with a small model inside, which reads what is typed.
 
-It is given a text, and a caption. The page is `regard look TEXT --save demo.html --with-model`; a click loads it.
+It is given the command that saves the page, `regard look TEXT --save demo.html --with-model`; a click loads the page.
 """
 
 import os
+import shlex
 import subprocess
 import sys
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from extensions.pictures import FOLDER
 PLACE = '<div id="regard-page"'
 
 
+CAPTION = "The viewer and a small model run in your browser, and nothing that you type leaves your machine."
+
+
 class DemoDirective(SphinxDirective):
-    required_arguments = 1
-    final_argument_whitespace = True
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        text, caption = self.arguments[0], " ".join(self.content)
+        _, _, text, *_ = shlex.split(self.content[0])
         # One for each page, which it leads back to: pages are read by several processes.
         name = "demo" if self.env.docname == "index" else f"demo-{self.env.docname.replace('/', '-')}"
         path = Path(os.environ[FOLDER], name)
@@ -41,7 +42,7 @@ class DemoDirective(SphinxDirective):
         figure = (
             f'<figure class="demo"><a href="{place}.html"><img src="{place}.svg" alt="Heads of the model, and a map">'
             f"<span>Type your own text</span></a>"
-            f"<figcaption>{escape(caption)} <small>A click loads {size}.</small></figcaption></figure>"
+            f"<figcaption>{CAPTION} <small>A click loads {size}.</small></figcaption></figure>"
         )
         return [nodes.raw("", figure, format="html")]
 

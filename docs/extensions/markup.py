@@ -2,81 +2,76 @@
 
 Blocks are written as `{code-cell}` is, with a title behind the name:
 
-    {look} TITLE          an island of the viewer's page: arguments of `regard.look`
-    {compare} A | B       two pictures under a slider: two maps of weights (n_q, n_k), or paths of SVG files
-    {film} NAME           frames under a slider: a list of (caption, {title: map or figure})
+    {look} TITLE          an island of the viewer's page: a call of `regard.look`
+    {compare} A | B       two maps of weights (n_q, n_k) under a slider
+    {film} NAME           frames under a slider: a list of (caption, figures)
     {fold} TITLE          a `{run}` block, folded below its title
+    {run} TAGS            tags of MyST-NB; so too for `{code-cell}`
 
-Callouts are quotations that begin with [!TIP] or another of the kinds below. The first lines of chapters, which tell
-readers of the sources where the built page is, are left out of it.
+A folded block below an image line of `pictures/` computes that figure, which `figures.py` compares. Pages with blocks
+need no header. `sh {demo}` is the command of `demo.py`.
+
+Callouts are quotations that begin with [!TIP] or another of the kinds that code hosts know. The first lines of a
+chapter, which tell readers of its source where the built page is, are left out of the page. The list of pages in an
+index is the site's table of contents.
 """
 
 import re
 from typing import Any
 
-FENCE = re.compile(r"(?P<fence>`{3,}|~{3,}|:{3,})(\{(?P<name>[\w-]+)\})?(?P<title>.*)")
-CALLOUT = re.compile(r"> \[!(?P<kind>[A-Z]+)\]\s*(?P<title>.*)")
+FENCE = re.compile(r"(?P<fence>`{3,}|~{3,}|:{3,})(?:sh )?(\{(?P<name>[\w-]+)\})?(?P<title>.*)")
+CALLOUT = re.compile(r"> \[!(?P<kind>[A-Z]+)\]")
+FIGURE = re.compile(r".*\]\((pictures/[\w-]+\.svg)\)")
 ELSEWHERE = re.compile(r"^> This is the source of `.*\n> \[how to build it\].*\n\n", re.MULTILINE)
-RUNS = "---\nfile_format: mystnb\n"
+RUNS = re.compile(r"^`{3,}\{(code-cell|run|fold|look|compare|film)\}", re.MULTILINE)
+HEADER = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n"
+CONTENTS = ("index", "benchmarks", "explanation", "howto/index", "learn/index", "reference/index")
+"""The pages whose lists of pages are the contents of the site."""
 
-NUMBERED = ("DEFINITION", "PROOF", "EXAMPLE")
-PLAIN = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
-TITLED = {  # with a title of their own, in the colours of another
-    "ABSTRACT": ("In short", "note"),
-    "QUESTION": ("Question", "seealso"),
-    "CRITICAL": ("Critical", "danger"),
-    "SUCCESS": ("Success", "hint"),
-}
+ENTRY = re.compile(r"^(?:-|\d+\.) \[(?P<title>[^]]+)\]\((?P<page>[\w./-]+)\.md\): ", re.MULTILINE)
+
+CALLOUTS = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
 
 
-def callout(kind: str, title: str, lines: list[str]) -> list[str]:
-    """Return the directive of a callout. Numbered ones are referred to by `:label:`, else by kind and title.
+def callout(kind: str, lines: list[str]) -> list[str]:
+    """Return the directive of a callout.
 
-    >>> callout("TIP", "", ["Look."])
+    >>> callout("TIP", ["Look."])
     [':::{tip}', 'Look.', ':::', '']
     """
-    if kind in NUMBERED:
-        opening = [f":::{{prf:{kind.lower()}}} {title}".rstrip()]
-        if kind != "PROOF" and not lines[0].startswith(":label:"):
-            opening.append(f":label: {kind.lower()}-{re.sub(r'[^a-z]+', '-', title.lower())}")
-    elif kind in PLAIN:
-        opening = [f":::{{admonition}} {title}", f":class: {kind.lower()}"] if title else [f":::{{{kind.lower()}}}"]
-    elif kind in TITLED:
-        usual, colours = TITLED[kind]
-        opening = [f":::{{admonition}} {title or usual}", f":class: {kind.lower()} {colours}"]
-    else:
-        raise ValueError(f"a callout is one of {', '.join([*NUMBERED, *PLAIN, *TITLED])}, got {kind}")
-    return [*opening, *lines, ":::", ""]
+    if kind not in CALLOUTS:
+        raise ValueError(f"a callout is one of {', '.join(CALLOUTS)}, got {kind}")
+    return [f":::{{{kind.lower()}}}", *lines, ":::", ""]
 
 
-def cell(tags: str, code: list[str], **options: str) -> list[str]:
-    """Return a block that MyST-NB runs."""
-    named = [f"  {name}: '{text.replace(chr(39), chr(39) * 2)}'" for name, text in options.items()]
-    return ["```{code-cell}", "---", f"tags: [{tags}]", *(["mystnb:", *named] if named else []), "---", *code, "```"]
+def cell(tags: str, code: list[str], above: str = "", **options: str) -> list[str]:
+    """Return a block that MyST-NB runs; the line above may show the committed figure that it computes."""
+    header = [f"tags: [{tags}]"]
+    if figure := FIGURE.fullmatch(above):
+        header = [f"tags: [{tags}, remove-output]", f"figure: {figure[1]}"]
+    if options:
+        header += ["mystnb:", *(f"  {name}: '{text.replace(chr(39), chr(39) * 2)}'" for name, text in options.items())]
+    return ["```{code-cell}", "---", *header, "---", *code, "```"]
 
 
 def block(name: str, title: str, code: list[str], place: str, number: int) -> list[str]:
     """Return what a block of ours becomes; `place` is the page's name, in which it has this number."""
-    if name == "fold":
-        return cell("run, hide-input", code, code_prompt_show=title, code_prompt_hide=title)
-    given = [f"    {line}" for line in code]
-    names = [repr(x.strip()) for x in (title.split("|") if name == "compare" else [title])]
     if name == "look":
-        names = [repr("../" * place.count("/")), repr(f"{place.replace('/', '-')}-{number}"), *names]
-    function, arguments = f"_{name}", f"    {', '.join(names)},"
-    called = [f"from extensions.pictures import {name} as {function}", f"{function}(", arguments, *given, ")"]
-    shown = ["```python", "regard.look(", *given, ")", "```", ""] if name == "look" else []
-    if len(code) == 1 and name == "look":
-        shown[1:4] = [f"regard.look({code[0].strip().rstrip(',')})"]
-    return [*shown, *cell("remove-input", called)]
+        names = "../" * place.count("/"), f"{place.replace('/', '-')}-{number}", title
+        called = "\n".join(code).replace("regard.look(", f"_look({', '.join(map(repr, names))}, ", 1).splitlines()
+        shown = ["```python", *code, "```", ""]
+    else:
+        names = tuple(x.strip() for x in (title.split("|") if name == "compare" else [title]))
+        called = [f"_{name}(", f"    {', '.join(map(repr, names))},", *(f"    {line}" for line in code), ")"]
+        shown = []
+    return [*shown, *cell("remove-input", [f"from extensions.pictures import {name} as _{name}", *called])]
 
 
 def rewritten(text: str, place: str = "page") -> str:
     """Rewrite a page.
 
-    >>> print(rewritten("> [!QUESTION]\\n> Why?\\n\\nBecause."), end="")
-    :::{admonition} Question
-    :class: question seealso
+    >>> print(rewritten("> [!NOTE]\\n> Why?\\n\\nBecause."), end="")
+    :::{note}
     Why?
     :::
     <BLANKLINE>
@@ -92,24 +87,43 @@ def rewritten(text: str, place: str = "page") -> str:
             while lines and not lines[0].startswith(opened["fence"]):
                 inner.append(lines.pop(0))
             closing = [lines.pop(0)] if lines else []
-            if opened["name"] in ("look", "compare", "film", "fold"):
+            name, title, above = opened["name"], opened["title"].strip(), next((x for x in reversed(made) if x), "")
+            if name in ("look", "compare", "film"):
                 numbers += 1
-                made += block(opened["name"], opened["title"].strip(), inner, place, numbers)
+                made += block(name, title, inner, place, numbers)
+            elif name == "fold":
+                made += cell("run, hide-input", inner, above, code_prompt_show=title, code_prompt_hide=title)
+            elif name == "demo":
+                made += ["```{demo}", *inner, "```"]
+            elif name in ("code-cell", "run") and title:
+                made += cell(f"run, {title}" if name == "run" else title, inner, above)
             else:
                 made += [line, *inner, *closing]
         elif called:
             inner = []
             while lines and lines[0].startswith(">"):
                 inner.append(re.sub(r"^> ?", "", lines.pop(0)))
-            made += callout(called["kind"], called["title"].strip(), inner)
+            made += callout(called["kind"], inner)
         else:
             made.append(line)
     return "\n".join(made) + "\n"
 
 
+def contents(text: str) -> str:
+    """Return the table of contents that the list of a page stands for.
+
+    >>> contents("- [Masks](masks.md): which keys count.\\n").splitlines()[-2]
+    'Masks <masks>'
+    """
+    entries = [f"{x['title'].replace('`', '')} <{x['page']}>" for x in ENTRY.finditer(text)]
+    return "\n".join(["", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
 def rewrite(app: Any, name: str, source: list[str]) -> None:
-    if source[0].startswith(RUNS):
-        source[0] = rewritten(source[0], name)
+    header = HEADER if RUNS.search(source[0]) else ""
+    source[0] = header + rewritten(source[0], name)
+    if name in CONTENTS:
+        source[0] += contents(source[0])
 
 
 def setup(app: Any) -> dict[str, Any]:

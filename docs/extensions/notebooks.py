@@ -9,21 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from extensions.claims import CLAIM
 from extensions.markup import ELSEWHERE
 
 FOLDER = "learn/"
 BLOCK = re.compile(r"^(?P<fence>`{3,})\{(?P<name>[\w-]+)\}[^\n]*\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
 CODE = ("run", "fold", "code-cell", "look")
-TEXT = (  # markup of the site, and that of notebooks
-    (r"\A---\n.*?\n---\n", ""),
-    (r"\(#?[\w/.-]*\)=\n", ""),
-    (r"^(> ?)?:label:.*\n", ""),
-    (r"^> \[!(\w+)\] ?(.*)$", lambda x: f"> **{f'{x[1].capitalize()}. {x[2]}'.strip()}**\n>"),
-    (r"^:{3,}\{dropdown\} ?(.*)$", r"**\1**\n"),
-    (r"^:{3,}\{(?:prf:)?(\w+)\} ?(.*)$", lambda x: f"**{f'{x[1].capitalize()}. {x[2]}'.strip()}**\n"),
-    (r"^:{3,}$", ""),
-    (r"\{(?:term|prf:ref)\}`([^`<]+?)(?: <[^`]*>)?`", r"\1"),
-    (r"\[\]\([\w./-]*?([\w-]+)\.md\)", r"*\1*"),
+TEXT = (  # markup of pages, and that of notebooks
+    (CLAIM.pattern, ""),
+    (r"^> \[!\w+\]\n", ""),
+    (r"^<summary>(.*)</summary>$", r"**\1**"),
+    (r"^</?details>\n?", ""),
     (r"\[([^]]+)\]\((?!https?:)[^)]*\)", r"\1"),
 )
 
@@ -31,20 +27,17 @@ TEXT = (  # markup of the site, and that of notebooks
 def prose(text: str) -> str:
     """Return a part of a page as Markdown of notebooks.
 
-    >>> prose("A {term}`query` in [masks](masks.md).\\n\\n:::{dropdown} Solution\\nNo.\\n:::\\n")
-    'A query in masks.\\n\\n**Solution**\\n\\nNo.'
+    >>> prose("See [masks](masks.md).\\n\\n<details>\\n<summary>Solution</summary>\\n\\nNo.\\n\\n</details>\\n")
+    'See masks.\\n\\n**Solution**\\n\\nNo.'
     """
     for pattern, new in TEXT:
-        text = re.sub(pattern, new, text, flags=re.MULTILINE | (re.DOTALL if pattern.startswith(r"\A") else 0))
+        text = re.sub(pattern, new, text, flags=re.MULTILINE)
     return text.strip()
 
 
 def code(name: str, text: str) -> str:
     """Return the code of a block; empty if it needs the site."""
-    text = re.sub(r"\A:tags:.*\n", "", text).rstrip()
-    if "extensions" in text or name not in CODE:
-        return ""
-    return f"regard.look({text.strip()})" if name == "look" else text
+    return text.rstrip() if name in CODE and "extensions" not in text else ""
 
 
 def cells(text: str) -> Iterator[dict[str, Any]]:
@@ -63,7 +56,7 @@ def cells(text: str) -> Iterator[dict[str, Any]]:
 
 def notebook(text: str) -> str:
     """Return a page as the text of a notebook (nbformat 4.4)."""
-    install = "From the documentation of regard: `pip install 'regard[look]'`."
+    install = "From the documentation of regard. It needs `pip install '.[look]'` in a checkout."
     first = {"cell_type": "markdown", "metadata": {}, "source": install}
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     content = {"cells": [first, *cells(text)], "metadata": kernel, "nbformat": 4, "nbformat_minor": 4}

@@ -1,18 +1,17 @@
-"""Outputs of pages that need a package which is missing, as the last full build wrote them to `outputs.json`.
+"""Outputs and numbers of pages that need a missing package, as the last full build wrote them to `outputs.json`.
 
 With PyTorch, JAX and transformers installed, each such page runs, and a warning tells where its outputs differ from the
-stored ones. `python -m sphinx -t store docs docs/_build` writes them instead.
+stored ones. `python -m sphinx -t store -d docs/_trees docs docs/_build` writes them instead.
 """
 
 import json
+import logging
 import math
 import re
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from sphinx.util import logging
 
 PACKAGES = ("torch", "jax", "transformers")
 STORE = Path(__file__).parents[1] / "outputs.json"
@@ -23,7 +22,7 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECA
 ROUNDING = 1e-5
 """Smaller numbers are errors of rounding, which processors and libraries make in ways of their own."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sphinx.outputs")  # Sphinx shows what loggers below its own say
 
 
 def missing(blocks: list[str]) -> list[str]:
@@ -46,7 +45,7 @@ def digest(blocks: list[str]) -> str:
 
 
 def read() -> dict[str, Any]:
-    """Return the store: the page's name and its outputs by the digest of its blocks."""
+    """Return the store: by the digest of a page's blocks its name, its outputs, and the values of its claims."""
     return json.loads(STORE.read_text("utf-8")) if STORE.exists() else {}
 
 
@@ -54,6 +53,11 @@ def stored(blocks: list[str]) -> list[list[Any]] | None:
     """Return the outputs of a page's blocks, None if the store has none of them."""
     entry = read().get(digest(blocks))
     return None if entry is None else entry["outputs"]
+
+
+def values(blocks: list[str]) -> dict[str, Any]:
+    """Return the stored values of a page's expressions, which `claims.py` checks."""
+    return dict(read().get(digest(blocks), {}).get("values", {}))
 
 
 def agree(one: str, other: str, volatile: bool = False) -> bool:
@@ -95,13 +99,16 @@ def as_text(outputs: list[Any]) -> str:
     return "\n".join(parts)
 
 
-def differences(blocks: list[str], outputs: list[list[Any]], volatile: list[bool]) -> list[str]:
-    """Return a sentence for each block whose outputs are not the stored ones."""
+def differences(
+    blocks: list[str], outputs: list[list[Any]], volatile: list[bool], numbers: dict[str, Any] | None = None
+) -> list[str]:
+    """Return a sentence for each block whose outputs are not the stored ones, and for expressions without a value."""
     before = stored(blocks)
     if before is None:
         return ["its blocks are not in docs/outputs.json"]
     pairs = zip(before, outputs, volatile, strict=True)
-    return [
+    new = sorted((numbers or {}).keys() - values(blocks).keys())
+    return [f"docs/outputs.json has no value of {code}" for code in new] + [
         f"block {number} gives\n{as_text(new)}\nand docs/outputs.json has\n{as_text(old)}"
         for number, (old, new, changes) in enumerate(pairs, 1)
         if not agree(as_text(old), as_text(new), changes)
@@ -121,15 +128,23 @@ class Outputs:
         for old in self.folder.glob("*.json"):
             old.unlink()
 
-    def check(self, path: Path, blocks: list[str], outputs: list[list[Any]], volatile: list[bool]) -> None:
-        """Compare the outputs of a page that needs a package, or keep them for the store."""
+    def check(
+        self,
+        path: Path,
+        blocks: list[str],
+        outputs: list[list[Any]],
+        volatile: list[bool],
+        numbers: dict[str, Any],
+    ) -> None:
+        """Compare the outputs of a page that needs a package, or save them, and its numbers, for the store."""
         page = path.relative_to(self.source).with_suffix("").as_posix()
         if self.writes:
-            entry = {digest(blocks): {"page": page, "outputs": outputs}} if named(blocks) else {}
+            parts = {"page": page, "outputs": outputs} | ({"values": numbers} if numbers else {})
+            entry = {digest(blocks): parts} if named(blocks) else {}
             (self.folder / f"{page.replace('/', '-')}.json").write_text(json.dumps([page, entry]), "utf-8")
         elif named(blocks):
-            for difference in differences(blocks, outputs, volatile):
-                log.warning("%s; `sphinx -t store` writes what it gives", difference, location=page)
+            for difference in differences(blocks, outputs, volatile, numbers):
+                log.warning("%s; `sphinx -t store` writes what it gives", difference, extra={"location": page})
 
     def collect(self, app: Any, env: Any) -> None:
         """Put the pages that were read into the store, or warn of entries of pages that are gone."""

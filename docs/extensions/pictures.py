@@ -4,35 +4,27 @@ import json
 import os
 import shutil
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from IPython.display import HTML
 
 import regard
-from regard.viewer.show.drawing import png
-from regard.viewer.show.figure import Figure
-from regard.viewer.show.picture import coloured
+from regard.viewer.show.figure import Figure, maps
 
 FOLDER = "REGARD_ISLANDS"
 """The environment variable that names the folder for pages of the viewer; the site has them in `_islands`."""
 
 
-def address(picture: Any) -> str:
-    """Return a picture as an address that holds it: a figure, a path of an SVG file, or a map (n_q, n_k) of weights.
+def image(figure: Figure) -> str:
+    """Return a figure as an image of HTML, which holds it."""
+    return f'<img class="drawn" src="{address(figure)}" alt="{escape(figure.title)}">'
 
-    >>> address([[1.0, 0.0]])[:22]
-    'data:image/png;base64,'
-    """
-    if isinstance(picture, Figure):
-        return f"data:image/svg+xml;base64,{b64encode(picture._repr_svg_().encode()).decode()}"
-    if isinstance(picture, str | Path):
-        return f"data:image/svg+xml;base64,{b64encode(Path(picture).read_bytes()).decode()}"
-    pixels = coloured(np.asarray(picture, dtype=np.float64))
-    return f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
+
+def address(figure: Figure) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(figure._repr_svg_().encode()).decode()}"
 
 
 def look(root: str, name: str, title: str, *arguments: Any, **options: Any) -> HTML:
@@ -45,8 +37,10 @@ def look(root: str, name: str, title: str, *arguments: Any, **options: Any) -> H
 
 
 def compare(left: str, right: str, first: Any, second: Any) -> HTML:
-    """Draw two pictures of one size over each other, the second one right of a line that a slider moves."""
-    images = "".join(f'<img src="{address(x)}" alt="{escape(name)}">' for name, x in ((left, first), (right, second)))
+    """Draw two maps of weights (n_q, n_k) over each other, the second one right of a line that a slider moves."""
+    most = max(float(weights.max()) for weights in (first, second))
+    pairs = ((left, first), (right, second))
+    images = "".join(image(maps(f"{name}.", {name: weights}, columns=1, most=most)) for name, weights in pairs)
     return HTML(
         f'<figure class="compare" style="--at: 50%"><div>{images}</div>'
         f'<input type="range" value="50" aria-label="{escape(left)}, or {escape(right)}">'
@@ -54,19 +48,13 @@ def compare(left: str, right: str, first: Any, second: Any) -> HTML:
     )
 
 
-def still(title: str, picture: Any) -> str:
-    """Return a picture of a film, described by its own title if it is a figure."""
-    kind, about = (' class="drawn"', picture.title) if isinstance(picture, Figure) else ("", title)
-    return f'<div><img{kind} src="{address(picture)}" alt="{escape(about)}"><span>{escape(title)}</span></div>'
-
-
-def film(name: str, frames: Sequence[tuple[str, Mapping[str, Any]]]) -> HTML:
-    """Draw frames under a slider, the last one first; each is a caption and figures or maps by their titles."""
+def film(name: str, frames: Sequence[tuple[str, Sequence[Figure]]]) -> HTML:
+    """Draw frames under a slider, the last one first; each is a caption and figures side by side."""
     caption, last = frames[-1]
-    images = "".join(still(title, x) for title, x in last.items())
-    told = json.dumps([[text, [address(x) for x in maps.values()]] for text, maps in frames]).replace("<", "\\u003c")
+    pairs = [[text, [address(x) for x in figures]] for text, figures in frames]
+    told = json.dumps(pairs).replace("<", "\\u003c")
     return HTML(
-        f'<figure class="film"><div>{images}</div>'
+        f'<figure class="film"><div>{"".join(map(image, last))}</div>'
         f'<input type="range" max="{len(frames) - 1}" value="{len(frames) - 1}" aria-label="{escape(name)}">'
         f"<figcaption>{escape(caption)}</figcaption>"
         f'<script type="application/json">{told}</script></figure>'

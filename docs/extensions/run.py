@@ -26,7 +26,7 @@ if sys.platform != "win32":
 
 SOURCE = Path(__file__).parents[2] / "page" / "python"
 FOLDER = "run"  # below the site's static files
-BLOCK = re.compile(r"^(?P<fence>```+)\{run\}[ \t]*\n(?::tags: *\[(?P<tags>[^\]\n]*)\]\n)?", re.MULTILINE)
+BLOCK = re.compile(r"^(```+)\{run\}$", re.MULTILINE)
 PACKAGES = {"pyodide": "pyodide", "numpy": "@emscripten-forge/numpy", "font": "@fontsource/noto-sans-math"}
 FONT = "files/noto-sans-math-latin-400-normal.woff2"
 NPM_CI = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
@@ -40,12 +40,7 @@ class Unavailable(Exception):
 
 def as_cells(text: str) -> str:
     """Rewrite the directive as MyST-NB's own, which it runs, with the tag `run`."""
-
-    def cell(found: re.Match[str]) -> str:
-        tags = ["run", *(found["tags"] or "").split(",")]
-        return f"{found['fence']}{{code-cell}}\n:tags: [{', '.join(x.strip() for x in tags if x.strip())}]\n"
-
-    return BLOCK.sub(cell, text)
+    return BLOCK.sub(r"\1{code-cell}\n:tags: [run]", text)
 
 
 def npm(*arguments: str) -> None:
