@@ -13,7 +13,6 @@ of δ: the gradient of a bias per row. The error of dW_q is over float32 arithme
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import regard
-
-sys.path.append(str(Path(__file__).parents[1]))  # of the checkout, which has the benchmarks
-from benchmarks.plots import canvas, save
+from regard.viewer.show.figure import lines
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WAYS = {"rounded": ml_dtypes.bfloat16, "regard": ml_dtypes.bfloat16, "float32": np.float32}
@@ -109,13 +106,9 @@ def main() -> None:
     regard.set_num_threads(1)
     print(" " * 8, *(f"{x:>18}" for x in COLUMNS))
     tables = {way: followed(way, options.steps, max(options.steps // 40, 1), options.seed) for way in WAYS}
-    figure, panels = canvas(3, 3.2, 2.8)
-    for axes, column in zip(panels, (3, 4, 1), strict=True):
-        for way, table in list(tables.items())[: 2 if column == 3 else 3]:
-            axes.plot(table[:, 0], table[:, column], label=way)
-        axes.set(title=COLUMNS[column], xlabel="step", yscale="linear" if column == 4 else "log")
-        axes.legend(frameon=False)
-    save(figure, options.out / "saturated-training.svg")
+    norms = {way: (table[:, 0], table[:, 4]) for way, table in tables.items()}
+    title = "The norm of W_q over the steps of training: with the rounded δ, with regard's δ, and in float32."
+    lines(title, norms, "step", "‖W_q‖").save(options.out / "saturated-training.svg")
 
 
 if __name__ == "__main__":
