@@ -58,7 +58,7 @@ def test_the_least_frameworks_tested_are_those_asked_for() -> None:
 
 
 def test_the_table_of_versions_is_that_of_the_project_and_the_constraints() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Versions")[2]
+    text = (ROOT / "docs" / "promises.md").read_text().partition("## Versions")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in row.split("|")[1:4]] for row in text.splitlines() if row.startswith("| ")]
     table = {name.lower(): (least, pinned) for name, least, pinned in rows[1:]}
     assert f">={table.pop('python')[0]}" == PROJECT["requires-python"]
@@ -87,6 +87,13 @@ def test_commands_with_extras_install_what_is_pinned(file: str) -> None:
     commands = re.findall(r"pip\"? install [^&|\n]*\.\[(?!look\])[\w-]+\][^&|\n]*", text)
     assert commands
     assert [x for x in commands if "-c constraints.txt" not in x] == []
+
+
+def test_pages_install_from_a_checkout() -> None:
+    """Nobody has published the package. Errors name it: pip adds an extra to the package that is installed."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "docs" / "extensions" / "notebooks.py"]
+    published = re.compile(r"pip install [^\n#]*(?<=[ '\"])regard\b")
+    assert [(page.name, line) for page in pages for line in published.findall(page.read_text("utf-8"))] == []
 
 
 def test_errors_name_the_extra_that_brings_a_package() -> None:

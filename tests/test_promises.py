@@ -45,14 +45,14 @@ PROMISES = {
     "the same in JAX": ("pytorch", "jnp.asarray"),
     "time and memory grow as n²": ("quadratic", 'log="xy"'),
     "operations and bytes of each step": ("quadratic#count-it", "$2 \\, n_q n_k d$ | $n_q n_k$"),
-    "256 MiB of weights at 8,192 tokens": ("quadratic#count-it", "scores_in_mib(8192) == 256"),
+    "256 MiB of weights at 8,192 tokens": ("quadratic#count-it", "256 MiB in float32"),
     "attention in tiles from nothing": ("tiles#in-twenty-lines", "def tiled_attention(q, k, v"),
     "tiles against the naive form": ("tiles#on-this-machine", "best(naive_attention)"),
     "linear attention": ("variants#linear-attention", r"\phi(q_i)"),
     "two heads that copy": ("looking#two-heads-in-a-row", "induction"),
     "when induction heads emerge": ("looking#how-they-came-to-be", "{film} Step of training"),
     "a demo on a text of one's own": ("../index", "{demo}"),
-    "a video of building a model": ("looking#such-a-model-from-nothing", "{video}"),
+    "a video of building a model": ("looking#such-a-model-from-nothing", "https://www.youtube.com/"),
 }
 """What five tutorials promise; the page of `docs/learn` that has it, or its section; its formula, figure or code."""
 
@@ -60,7 +60,7 @@ PROMISES = {
 def links(page: Path) -> Iterator[tuple[Path, str]]:
     """The pages, and the sections of them, that a source links to."""
     text = page.read_text("utf-8")
-    for address in re.findall(r"\]\(([^)\s]+)\)", text) + [f"{x}.md" for x in re.findall(r"^:link: (.+)$", text, re.M)]:
+    for address in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, section = address.partition("#")
         path = (page.parent / file).resolve()
         if file.endswith(".md") and path.exists():
@@ -79,13 +79,12 @@ def clicks(front: Path) -> dict[tuple[Path, str], int]:
     return least
 
 
-FOLDED = re.compile(r"^```(?:\{fold\}|\{code-cell\}\n:tags: \[hide-input).*?^```$", re.M | re.S)
-HIDDEN = re.compile(r"\A---\n.*?\n---\n|^```\{code-cell\}\n:tags: \[remove-cell.*?^```$", re.M | re.S)
+FOLDED = re.compile(r"^```(?:\{fold\}|\{code-cell\} hide-input).*?^```$", re.M | re.S)
 
 
 def first_words(page: Path, section: str) -> str:
-    """What a reader sees first: without the header and hidden blocks, and with folded code as one word."""
-    text = HIDDEN.sub("", page.read_text("utf-8"))
+    """What a reader sees first, without comments, and with folded code as one word."""
+    text = re.sub("^> |<!--.*?-->", "", page.read_text("utf-8"), flags=re.M)
     text = FOLDED.sub(lambda block: re.sub(r"\s+", "_", block[0]), text)
     if section:
         headings = {
