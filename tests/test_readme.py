@@ -11,7 +11,7 @@ from regard.cli import main
 
 README = Path(__file__).parent.parent.joinpath("README.md")
 TEXT = README.read_text(encoding="utf-8")
-PAGES = [README, *(README.parent / "docs" / name for name in ("meaning.md", "derivatives.md"))]
+PAGES = [README, *(README.parent / "docs" / name for name in ("index.md", "meaning.md", "derivatives.md"))]
 PYTHON = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 FRAMEWORK = re.compile(r"\b(jax|torch)\.")
 COMMANDS = re.findall(r"^    regard (.*?)(?:\s+#.*)?$", TEXT, re.MULTILINE)

@@ -37,7 +37,7 @@ def said(*sources: str) -> list[tuple[str, str]]:
     ("source", "cell"),
     [
         ("```{run}\nx = 1\n```\n", "```{code-cell}\n:tags: [run]\nx = 1\n```\n"),
-        ("````{run} \n:tags: [hide-input]\nx\n````\n", "````{code-cell}\n:tags: [run, hide-input]\nx\n````\n"),
+        ("````{run}\nx\n````\n", "````{code-cell}\n:tags: [run]\nx\n````\n"),
         ("```{running}\n```\n", "```{running}\n```\n"),
         ("a `{run}` block\n", "a `{run}` block\n"),
     ],

@@ -3,6 +3,8 @@
 import type { Output } from "./messages";
 import { Session, type Block, type End, type Port, type State } from "./session";
 
+declare const TOTAL: number; // bytes that the first block to run downloads
+const DOWNLOAD = `The first run downloads Python, ${Math.round(TOTAL / 1e6)} MB, once`;
 const INDENT = "    ";
 const FROM_DISK =
   "Python needs a page from a server: run `python -m http.server` in the folder of this site, and open http://localhost:8000";
@@ -19,7 +21,7 @@ class Cell implements Block {
   readonly button = element("button", "run-button", "Run");
   private readonly code: HTMLElement;
   private readonly bar = element("div", "run-bar");
-  private readonly status = element("span", "run-status");
+  private readonly status = element("span", "run-status", DOWNLOAD);
   private readonly progress = element("progress", "run-progress");
   private output: HTMLElement | null;
   private asked = false;
@@ -117,6 +119,7 @@ class Cell implements Block {
 
   update({ asked, loading }: State): void {
     this.asked = asked === this.number;
+    if (asked !== null && this.status.textContent === DOWNLOAD) this.status.textContent = "";
     this.button.textContent = this.asked ? "Stop" : "Run";
     this.button.disabled = asked !== null && !this.asked;
     this.progress.hidden = !this.asked || loading === null;
