@@ -58,7 +58,8 @@ LAZY = {
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (
         "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work "
-        "engines.cpu.schedule.prepared engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work "
+        "engines.cpu.schedule.prepared engines.cpu.schedule.prepared_backward engines.cpu.schedule.second_work "
+        "engines.cpu.schedule.tangent_work "
         "engines.cpu.schedule.weights_work engines.cpu.schedule.work "
         "engines.cpu.target.instructions",
         COMPILER,

@@ -54,10 +54,13 @@ from regard.warning import RegardWarning, level_of_caller
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class PreparedForward(Protocol):
-    """Forward of one problem, for one thread, on arrays at the given addresses."""
+class PreparedCall(Protocol):
+    """A function of one problem, for one thread, on arrays at the given addresses.
 
-    def __call__(self, addresses: Sequence[int], /, *keys: Any) -> None: ...
+    The call returns False, and has written no result, for numbers that only the function itself computes.
+    """
+
+    def __call__(self, addresses: Sequence[int], /, *keys: Any) -> bool: ...
 
 
 class Engine(Protocol):
@@ -75,7 +78,7 @@ class Engine(Protocol):
     def supports(self, p: Problem, /) -> str | None: ...
     def working_memory(self, p: Problem, /) -> int: ...
     def carried(self, p: Problem, low: bool, t: Differential | None = None, /) -> SumShapes: ...
-    def prepare(self, p: Problem, vary: Collection[str] = ..., /) -> PreparedForward | None: ...
+    def prepare(self, p: Problem, function: str = ..., vary: Collection[str] = ..., /) -> PreparedCall | None: ...
     def forward(
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /
     ) -> tuple[Outputs, dict[Statistic, Any]]: ...
@@ -116,15 +119,17 @@ class Guarded:
         self.require(function, p)
         return getattr(self.engine, function)(p, *args)
 
-    def prepare(self, p: Problem, vary: Collection[str] = ("addresses",)) -> PreparedForward | None:
-        """Return forward of a problem for other arrays, None if the engine has none.
+    def prepare(self, p: Problem, function: str = "forward", vary: Collection[str] = ()) -> PreparedCall | None:
+        """Return forward or backward of a problem for other arrays, None if the engine has none.
 
-        It is given the addresses of out, lse, query, key and value, then of the bias and the dense masks that there
-        are, and writes or reads arrays of the same shapes and strides. vary: with "keys" their number differs too. It
-        follows, with the strides of key and value in numbers, not bytes. With "low" the address of that follows.
+        Forward is given the addresses of out, lse, query, key and value. Backward is given those, with the cotangent of
+        out, as the only one, after lse, and of the gradients of query, key and value. Then follow low, the bias and the
+        dense masks that there are. Inputs have the same shapes and strides as in the problem, outputs and their
+        cotangents those of `Problem.new_output`, and gradients are contiguous. vary: "low" says that there is one. With
+        "keys" their number differs too. It follows, with the strides of key and value in numbers, not bytes.
         """
-        prepare = None if unknown(self.engine, "forward", p) else getattr(self.engine, "prepare", None)
-        return None if prepare is None else prepare(p, vary)
+        prepare = None if unknown(self.engine, function, p) else getattr(self.engine, "prepare", None)
+        return None if prepare is None else prepare(p, function, vary)
 
     def __getattr__(self, name: str) -> Any:
         if name not in MEMBERS:

@@ -15,7 +15,7 @@ import numpy as np
 from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
-from regard.engines import PreparedForward, choose
+from regard.engines import PreparedCall, choose
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 from regard.runtime.forks import cached_property
 
@@ -364,7 +364,7 @@ def one_by_one(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) ->
             a[...] = 0
 
 
-def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> PreparedForward | None:
+def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> PreparedCall | None:
     """Return the prepared call of a small forward without options, else None.
 
     It takes the addresses of results and operands.

@@ -32,7 +32,7 @@ import numpy as np
 from regard.core.layout import Layout
 from regard.core.options import DEFAULTS
 from regard.core.problem import Problem
-from regard.engines import PreparedForward
+from regard.engines import PreparedCall
 from regard.rules import Mask, Score
 from regard.rules.masks import Rule
 from regard.runtime import memory
@@ -45,7 +45,7 @@ Signature = tuple[Any, ...]
 NOTHING = object()
 CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "offset": int, "layout": str}
 """The options that cached calls may have, with the type of their values."""
-SIZE = 128  # signatures of a thread; a call on tensors with a derivative takes two
+SIZE = 192  # entries of a thread; a call on tensors with a derivative takes three
 _thread = threading.local()
 _met: WeakSet[Rule] = WeakSet()
 # The mapping inside of os.environ: a missing name raises no exception, which takes 30 µs in cold caches.
@@ -145,7 +145,7 @@ class CachedCall:
     run: the engine's prepared call. shape: of the output, as the caller sees it.
     """
 
-    def __init__(self, run: PreparedForward, p: Problem, shape: tuple[int, ...]):
+    def __init__(self, run: PreparedCall, p: Problem, shape: tuple[int, ...]):
         self.run, self.shape, self.dtype = run, shape, p.dtype
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned

@@ -272,7 +272,7 @@ def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]
     if needed or transformed() or (call.cached is None and jit_state() is not None):
         found = AttentionFunction.apply(call, *inputs)
     elif call.cached is not None:  # no mode was active at the look-up
-        found = call.cached(*inputs)
+        found = call.cached(call, *inputs)
     else:
         found = execute("attention", call, inputs)
     return found

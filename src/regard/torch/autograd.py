@@ -74,6 +74,8 @@ class AttentionOperation(SingleLevelFunction):
         batch = legacy_batch(args) if in_legacy_vmap() else None
         if batch is not None:
             return batch.map(partial(cls.over_batch, cls.apply), args[0])
+        if not (torch.is_grad_enabled() or transformed()):  # a first backward
+            return cls.forward(*args)
         return super().apply(*args)
 
     @classmethod

@@ -64,9 +64,7 @@ def folded(
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    results = apply(
-        replace(call, folded=call.folded + 1, cached=None, shared=None), *map(with_batch_axis, given, roles, mapped)
-    )
+    results = apply(replace(call, folded=call.folded + 1, cached=None), *map(with_batch_axis, given, roles, mapped))
     if not sums:
         return tuple(results)
     shapes = shapes[: len(results)]

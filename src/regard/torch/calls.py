@@ -57,7 +57,6 @@ class TensorCall:
     steps: tuple[Any, ...] = ()
     low: bool = False
     cached: Any = None
-    shared: "SharedCall | None" = None
     ranks: "RankCallMaker | None" = None
 
     @property
@@ -134,8 +133,8 @@ class ArrayCall:
     @staticmethod
     def of(call: TensorCall, arrays: Sequence[Array], function: str) -> "ArrayCall":
         """Check a call of an engine's `function`, and prepare it; a cached call is checked."""
-        if call.shared is not None:
-            return call.shared.on(arrays, function)
+        if call.cached is not None and call.cached.fields is not None:
+            return call.cached.on(call, arrays, function)
         if call.ranks is not None:
             return call.ranks.on(call, arrays, function)
         given = dict(zip(call.inputs, arrays, strict=True))
@@ -229,27 +228,6 @@ class RankCallMaker(Protocol):
     """Makes calls of one rank of several."""
 
     def on(self, call: TensorCall, arrays: Sequence[Array], function: str) -> ArrayCall: ...
-
-
-class SharedCall:
-    """Parts that calls of one signature share: all except query, key and value.
-
-    They are called with one layout of arrays, and their rules read no tensors.
-    """
-
-    def __init__(self, ready: ArrayCall) -> None:
-        p = ready.problem
-        self.call, self.layout, self.engines = ready.call, ready.layout, {"forward": ready.engine}
-        fixed = {name: getattr(p, name) for name in ("mask", "score", "rules", "extents", "device")}
-        self.fields = p.shared_fields | fixed
-
-    def on(self, arrays: Sequence[Array], function: str) -> ArrayCall:
-        """Return the call of an engine's `function` on other arrays."""
-        q, k, v = map(self.layout.to_bhnd, arrays)
-        p = Problem.from_fields(self.fields, query=q, key=k, value=v)
-        if function not in self.engines:
-            self.engines[function] = choose(p, self.call.engine, function)
-        return ArrayCall(self.call, p, self.layout, self.engines[function])
 
 
 def keeps_low(*floats: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 Decoding steps have one entry for any number of keys.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from regard.core.options import RULES
 from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
-from regard.engines import PreparedForward
+from regard.engines import PreparedCall, choose
 from regard.ops import callcache
 from regard.ops.callcache import Entry, Signature, signature
 from regard.rules import as_mask
@@ -20,13 +21,14 @@ from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, SharedCall, TensorCall
+from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, TensorCall
 from regard.torch.modes import profiled, transformed, watched
 from regard.torch.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
 DENSE = ("bias", "mask")
 STEP_OPTIONS = {"causal", "scale"}
+DERIVED = ("mask", "score", "rules", "extents", "device")  # what a problem shares besides `shared_fields`
 STRIDED = torch.strided
 data_ptr = torch.Tensor.data_ptr
 DTYPE = 7  # of what `tensor_operands` returns
@@ -35,21 +37,25 @@ DTYPE = 7  # of what `tensor_operands` returns
 class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse; in 16 bits also low.
 
-    run: the engine's prepared call. step: it takes any number of keys. out: the shape of the output. grouped: query
-    heads share heads of the key. low: what the call that computes low shares with others, None without it.
+    run: the engine's prepared call. ready: the call that it was made of. step: it takes any number of keys. dense: its
+    bias or mask is a tensor. Other calls have derivatives: fields is what their problems share, all but query, key and
+    value.
     """
 
-    def __init__(
-        self, run: PreparedForward, step: bool, p: Problem, out: tuple[int, ...], dtype: torch.dtype,
-        low: SharedCall | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, run: PreparedCall, ready: ArrayCall, step: bool, dense: bool, dtype: torch.dtype) -> None:
+        p = ready.problem
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
-        self.step, self.out, self.rows, self.dtype, self.grouped = step, out, p.shape(p.n_q), dtype, p.group != 1
+        self.layout, self.engines = ready.layout, {"forward": ready.engine}
+        self.step, self.out, self.rows, self.dtype = step, ready.layout.out_shape(p), p.shape(p.n_q), dtype
+        self.grouped = p.group != 1  # query heads share heads of the key
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
         self.lse_address = self.lse.data_ptr()
-        self.low = low
+        self.fields: dict[str, Any] | None = None
+        if not (step or dense):
+            self.fields = p.shared_fields | {name: getattr(p, name) for name in DERIVED}
+        self.low = dtype in SHORT and self.fields is not None
         self.run_low: Any = None
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
@@ -65,23 +71,53 @@ class CachedTensorCall:
         self.write(out, self.lse_address, given)
         return out
 
-    def __call__(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, call: TensorCall, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return out and lse, and low in 16 bits."""
         out, lse = self.new(given[0]), given[0].new_empty(self.rows, dtype=self.real)
-        if self.low is None:
+        if not self.low:
             self.write(out, lse.data_ptr(), given)
             return out, lse
         if self.run_low is None:
-            self.run_low = self.prepared_with_low(self.low, given)
+            self.run_low = self.prepared(call, "forward", given)
         low = self.new(given[0])
         self.run_low([out.data_ptr(), lse.data_ptr(), *map(data_ptr, given), low.data_ptr()])
         return out, lse, low
 
-    def prepared_with_low(self, shared: SharedCall, given: tuple[torch.Tensor, ...]) -> Any:
-        """Return the engine's prepared call that stores low, which calls without a derivative do not compile."""
-        ready = shared.on([array(x) for x in given], "forward")
-        run: Any = ready.engine.prepare(ready.problem, ("addresses", "low"))
-        return run if num_threads() == 1 else on_team(TEAM)(run)
+    def on(self, call: TensorCall, arrays: Sequence[Any], function: str) -> ArrayCall:
+        """Return the call of an engine's `function` on other arrays."""
+        assert self.fields is not None
+        q, k, v = map(self.layout.to_bhnd, arrays)
+        p = Problem.from_fields(self.fields, query=q, key=k, value=v)
+        if function not in self.engines:
+            self.engines[function] = choose(p, None, function)
+        return ArrayCall(call, p, self.layout, self.engines[function])
+
+    def prepared(self, call: TensorCall, function: str, given: Sequence[torch.Tensor]) -> PreparedCall | None:
+        """Return an engine's prepared function, which stores or reads low in 16 bits."""
+        ready = self.on(call, [array(x) for x in given], function)
+        run = ready.engine.prepare(ready.problem, function, ["low"] * self.low)
+        return run if run is None or num_threads() == 1 else on_team(TEAM)(run)
+
+    def gradients(self, call: TensorCall, inputs: Any, outputs: Any, ct: Any) -> tuple[torch.Tensor, ...] | None:
+        """Return the gradients for the cotangent of out by a prepared call, None if these tensors have none.
+
+        Prepared calls are those of this thread, which may be another than that of forward.
+        """
+        (out, lse, _, low), (dout, dlse, _) = outputs, ct
+        saved = (out, lse, low) if self.low else (out, lse)
+        if self.fields is None or dout is None or dlse is not None or not all(x.is_contiguous() for x in saved):
+            return None
+        key = self, *[x.stride() for x in inputs]
+        entry = callcache.find(key)
+        if entry is None:
+            entry = Entry(call=self.prepared(call, "backward", inputs), tried=True)
+            callcache.store(key, entry)
+        if entry.call is None:
+            return None
+        dout = dout.resolve_neg().contiguous()
+        g = [new_gradient(x, self.layout.positions_first) for x in inputs]
+        done = entry.call([*map(data_ptr, (out, lse, dout, *inputs, *g)), *map(data_ptr, saved[2:])])
+        return tuple(g) if done else None
 
     def write(self, out: torch.Tensor, lse_address: int, given: tuple[torch.Tensor, ...]) -> None:
         addresses = [out.data_ptr(), lse_address, *map(data_ptr, given)]
@@ -90,6 +126,13 @@ class CachedTensorCall:
             self.run(addresses, k.shape[-2], k.stride(), v.stride())
         else:
             self.run(addresses)
+
+
+def new_gradient(x: torch.Tensor, positions_first: bool) -> torch.Tensor:
+    """Return memory for the gradient of an operand, (..., h, n, d) without gaps."""
+    if not positions_first:
+        return x.new_empty(x.shape)
+    return torch.empty_like(x.transpose(-2, -3), memory_format=torch.contiguous_format).transpose(-2, -3)
 
 
 def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | None:
@@ -187,21 +230,16 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     mask = {name: as_mask(x) for name, x in dense.items() if name == "mask"}
     others = tuple(mask[name].node.payload if name in mask else name for name in dense)
     step = is_step(q, k, v, options)
-    low = q.dtype in SHORT and not (step or dense)
     given = DEFAULTS | options | dict.fromkeys(dense) | {"observe": ()}
-    call = TensorCall(given, ("query", "key", "value"), low=low)
+    call = TensorCall(given, ("query", "key", "value"), low=q.dtype in SHORT and not (step or dense))
     reading = replace(call, options=call.options | mask, others=others)  # what others hold belongs to the caller
     ready = ArrayCall.of(reading, [array(x) for x in (q, k, v, *dense.values())], "forward")
-    p, vary = ready.problem, ["addresses"]
     if step:  # its query is the last position and sees all others
-        p, vary = replace(p, mask=None), [*vary, "keys"]
-    run = ready.engine.prepare(p, vary)
+        ready = replace(ready, problem=replace(ready.problem, mask=None))
+    run = ready.engine.prepare(ready.problem, "forward", ["keys"] * step)
     if run is None:
         return None
-    shared = None if step or dense else SharedCall(ready)
-    out = ready.layout.out_shape(p)
-    repeated = CachedTensorCall(run, step, p, out, q.dtype, shared if low else None)
-    return replace(call, shared=shared, cached=repeated)
+    return replace(call, cached=CachedTensorCall(run, ready, step, bool(dense), q.dtype))
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ KNOWN = (*OUTPUTS, "low")
 def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Compute the outputs: (*inputs) → out, lse, the other observed statistics, and low."""
     if call.cached is not None:
-        found: tuple[torch.Tensor, ...] = call.cached(*inputs)
+        found: tuple[torch.Tensor, ...] = call.cached(call, *inputs)
         return found
     return tuple(map(tensor, ArrayCall.of(call, [array(x) for x in inputs], "forward").forward()))
 
@@ -34,6 +34,10 @@ def backward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     outputs: as in KNOWN. ct: cotangents of the outputs.
     """
     inputs, outputs, ct = parts(call, given, 4, 3)
+    if call.cached is not None:
+        gradients: Tensors | None = call.cached.gradients(call, inputs, outputs, ct)
+        if gradients is not None:
+            return gradients
     ready = ArrayCall.of(call, arrays(inputs), "backward")
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return tensors(ready.gradients(g))

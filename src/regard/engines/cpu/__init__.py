@@ -160,11 +160,15 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     return Outputs(results.out, lse, results.entropy, low), seen
 
 
-def prepare(p: Problem, vary: Collection[str] = ("addresses",)) -> Any:
-    """Return the forward call of a problem for other arrays, None if it takes too long to gain by that."""
+def prepare(p: Problem, function: str = "forward", vary: Collection[str] = ()) -> Any:
+    """Return forward or backward of a problem for other arrays, None if it takes too long to gain by that."""
+    if function == "backward":
+        from regard.engines.cpu.schedule import prepared_backward
+
+        return prepared_backward.prepare(p, _work().chosen(), vary)
     from regard.engines.cpu.schedule import prepared
 
-    return prepared.prepare(p, _work().chosen(), vary)
+    return prepared.prepare(p, _work().chosen(), vary) if function == "forward" else None
 
 
 def working_memory(p: Problem) -> int:

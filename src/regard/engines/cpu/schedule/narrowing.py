@@ -20,6 +20,7 @@ from regard.runtime.threads import num_threads, spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "into", "rows", "width", "row")
+INTO = FIELDS.index("into")
 SMALL = 2**15  # numbers that NumPy converts before a kernel would start
 PART = 2**18  # numbers for a thread
 
@@ -31,33 +32,40 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     """
     if x.size < SMALL or dtype.itemsize != 2:
         return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar
-    element = type_of(dtype)
-    kernel = cache.kernel(f"narrow {element}", "narrow", target, lambda: source(element, target))
     made = memory.empty(x.shape, dtype)
-    rows, width, row = math.prod(x.shape[:-1]), x.shape[-1], x.strides[-2]
-    step = max(1, PART // width)
+    rows = x.reshape(-1, x.shape[-1])
+    step = max(1, PART // x.shape[-1])
 
     def part(first: int) -> None:
-        values = {
-            "source": address_of(x) + first * row,
-            "into": address_of(made) + first * width * 2,
-            "rows": min(step, rows - first),
-            "width": width,
-            "row": row,
-        }
-        fields = pack_fields(FIELDS, values)
-        kernel(fields.buffer_info()[0])
+        Narrowing(rows[first : first + step], dtype, target)(address_of(made) + first * x.shape[-1] * 2)
 
-    spread(part, range(0, rows, step), num_threads())
+    spread(part, range(0, len(rows), step), num_threads())
     return made
 
 
-def source(element: Type, target: Target) -> str:
+class Narrowing:
+    """A conversion of a float32 or float64 array that stays where it is, as `narrowed` takes it."""
+
+    def __init__(self, x: Array, dtype: np.dtype[Any], target: Target):
+        element, real = type_of(dtype), type_of(x.dtype)
+        name = f"narrow {element}" if real is F32 else f"narrow {real} {element}"
+        self.kernel = cache.kernel(name, "narrow", target, lambda: source(real, element, target))
+        sizes = {"rows": math.prod(x.shape[:-1]), "width": x.shape[-1], "row": x.strides[-2]}
+        self.fields = pack_fields(FIELDS, {"source": address_of(x), **sizes})
+        self.source, self.address = x, self.fields.buffer_info()[0]
+
+    def __call__(self, into: int) -> None:
+        """Convert the numbers to the array at an address, whose rows are adjacent."""
+        self.fields[INTO] = into
+        self.kernel(self.address)
+
+
+def source(real: Type, element: Type, target: Target) -> str:
     """Return the kernel's IR."""
 
     def write(k: Any) -> None:
-        W = target.lanes(F32.size)
-        x, into, width = k.pointer("source", F32), k.pointer("into", element), k.integer("width")
+        W = target.lanes(real.size)
+        x, into, width = k.pointer("source", real), k.pointer("into", element), k.integer("width")
         whole = width - width % W
         with k.loop(k.integer("rows")) as n:
             line, home = x.bytes(n * k.integer("row")), into + n * width

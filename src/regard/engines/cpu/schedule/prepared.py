@@ -29,7 +29,7 @@ VARYING = frozenset({"mask", "score", "bias", "positions_first", "constants"})
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
-class PreparedCall:
+class PreparedForward:
     """A schedule that one thread runs again, with other arrays of the same layout."""
 
     def __init__(self, schedule: Schedule, kernel: Any, dense: Sequence[str] = ()):
@@ -45,15 +45,14 @@ class PreparedCall:
         self.members, self.busy = 0, False
         self.allocate()
 
-    def __call__(self, addresses: Sequence[int], *keys: Any) -> None:
-        """Run the call.
+    def __call__(self, addresses: Sequence[int], *keys: Any) -> bool:
+        """Run the call, and return True.
 
         addresses: of out, lse, query, key and value, then of low, the bias and the dense masks that there are. keys:
         see `PreparedStep.arrange`.
         """
         if self.busy:  # in a signal's handler
-            type(self)(*self.arguments)(addresses, *keys)
-            return
+            return type(self)(*self.arguments)(addresses, *keys)
         self.busy = True
         try:
             if keys:
@@ -67,6 +66,7 @@ class PreparedCall:
                     stage(team)
             else:
                 self.launch(members)
+            return True
         finally:
             self.busy = False
 
@@ -89,7 +89,7 @@ class PreparedCall:
         raise NotImplementedError
 
 
-class PreparedStep(PreparedCall):
+class PreparedStep(PreparedForward):
     """A decode step that one thread runs again: one query of each head, and any number of keys.
 
     Only the number of keys and the strides of a cache between batch elements and heads change. So one schedule serves
@@ -167,30 +167,37 @@ def form_of(p: Problem, n_k: int) -> Problem:
     return replace(p, query=form(p.query, p.n_q), key=form(p.key, n_k), value=form(p.value, n_k))
 
 
-def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedCall | None:
+def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForward | None:
     """Return a prepared call.
 
-    None for long calls, options other than rules and a bias, rules that read tables, and a bias that may hide. With
-    "keys" in `vary` also for calls with rules or a bias, and several queries of a head. With "low" the call stores
-    that, too.
+    None for those that are not `preparable`. With "keys" in `vary` also for calls with rules or a bias, and several
+    queries of a head. With "low" the call stores that, too.
     """
-    count = p.batch * p.heads * p.n_q
-    if not (0 < count <= MOST_QUERIES and p.n_k and p.used <= VARYING):
+    if not preparable(p):
         return None
     if "keys" in vary:
         lead, plain = p.query.shape[:-3], p.mask is None and p.score is None and p.bias is None
         alike = lead == p.key.shape[:-3] == p.value.shape[:-3] and len(lead) < 2
         return PreparedStep(p, target) if plain and alike and p.n_q == 1 else None
-    if any(program.tables for _, program in programs(p)) or (p.bias is not None and long(p)):
-        return None
     low = ["low"] * ("low" in vary)
     results = new_results(p)._replace(low=p.new_output() if low else None)
     arrays = arrays_of(p, results.own(p))
-    schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, count))
+    schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, p.batch * p.heads * p.n_q))
     if not isinstance(schedule.stages, tuple):
         return None
-    dense = ["bias"] * (p.bias is not None) + [f"dense{n}" for n in range(len(dense_masks(p)))]
-    return PreparedCall(schedule, schedule.kernel(p, results).call, [*low, *dense])
+    return PreparedForward(schedule, schedule.kernel(p, results).call, [*low, *dense_operands(p)])
+
+
+def preparable(p: Problem) -> bool:
+    """Return False for long calls, other options than `VARYING`, rules that read tables, and a bias that may hide."""
+    if not (0 < p.batch * p.heads * p.n_q <= MOST_QUERIES and p.n_k and p.used <= VARYING):
+        return False
+    return not (any(program.tables for _, program in programs(p)) or (p.bias is not None and long(p)))
+
+
+def dense_operands(p: Problem) -> list[str]:
+    """Return the names of the bias and the dense masks that there are."""
+    return ["bias"] * (p.bias is not None) + [f"dense{n}" for n in range(len(dense_masks(p)))]
 
 
 def new_results(p: Problem) -> KernelResults:

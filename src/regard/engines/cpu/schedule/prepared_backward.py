@@ -1,0 +1,118 @@
+"""Backward calls that are prepared once, and run on other arrays without checks and schedules."""
+
+import ctypes
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import Outputs, Problem
+from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, base_of
+from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
+from regard.engines.cpu.schedule.backward_work import FROM, TO, BackwardSchedule, schedule_for
+from regard.engines.cpu.schedule.launches import PORTION, LaunchStage, RepeatedStage, address_in
+from regard.engines.cpu.schedule.narrowing import Narrowing
+from regard.engines.cpu.schedule.prepared import dense_operands, new_results, preparable
+from regard.engines.cpu.schedule.work import threads_for
+from regard.engines.cpu.spec.operands import BASES
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import Target
+from regard.engines.normalized import too_large
+from regard.runtime.memory import LARGE, address_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+OPERANDS = ("out", "lse", "dout", "q", "k", "v")
+GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"}
+
+
+class PreparedBackward:
+    """A schedule of backward that one thread runs again, with other arrays of the same layout.
+
+    Sums that have the dtype and the layout of a gradient are stored there, others are converted. own: the arrays that
+    it was made of.
+    """
+
+    def __init__(self, schedule: BackwardSchedule, kernel: Any, own: Arrays, more: Sequence[str], target: Target):
+        self.bases = array("Q", [*(base_of(own.get(name)) for name in schedule.addresses), 0])  # the last is unread
+        self.positions = [schedule.addresses.index(name) for name in (*OPERANDS, *GRADIENTS, *more)]
+        fields = schedule.fields[:]
+        fields[BASES] = address_in(self.bases)
+        self.stages = []
+        for chunk in schedule.chunks:
+            for task in chunk.tasks:
+                fields[FROM], fields[TO] = task.tiles
+                stage = LaunchStage(chunk.tiles, chunk.blocks, task.work_groups, chunk.scratch, 0, [])
+                self.stages.append(RepeatedStage(kernel, fields, stage, 1))
+        lse = own["lse"]
+        assert lse is not None
+        self.lse, self.size, self.lse_bytes = np.empty_like(lse), np.empty_like(lse), lse.nbytes
+        self.lse_address, self.safe = address_of(self.lse), float(np.finfo(lse.dtype).eps) ** -0.5 / 2
+        self.zeroed: list[tuple[int, int]] = []  # gradients that begin as 0: their place, and bytes
+        self.sums: list[Array] = []  # those that do, and are converted
+        self.narrowings: list[tuple[int, Narrowing]] = []
+        for at, (name, operand) in enumerate(GRADIENTS.items(), len(OPERANDS)):
+            sums, like = own[name], own[operand]
+            assert sums is not None
+            assert like is not None
+            if (sums.shape, sums.dtype) == (like.shape, like.dtype):
+                self.zeroed += [(at, sums.nbytes)] * (name != "dq")
+                continue
+            self.positions[at] = len(schedule.addresses)
+            self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
+            self.sums += [sums] * (name != "dq")
+        self.busy = False
+
+    def __call__(self, addresses: Sequence[int]) -> bool:
+        """Run the call, and return True; False where weights are corrected, as an lse is too large.
+
+        addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias and
+        the dense masks that there are.
+        """
+        if self.busy:  # in a signal's handler
+            return False
+        self.busy = True
+        try:
+            ctypes.memmove(self.lse_address, addresses[1], self.lse_bytes)
+            if not np.abs(self.lse, self.size).max() < self.safe and too_large(self.lse).any():
+                return False
+            for position, address in zip(self.positions, addresses, strict=True):
+                self.bases[position] = address
+            for at, nbytes in self.zeroed:
+                ctypes.memset(addresses[at], 0, nbytes)
+            for sums in self.sums:
+                sums.fill(0)
+            for stage in self.stages:
+                stage(None)
+            for at, narrowing in self.narrowings:
+                narrowing(addresses[at])
+            return True
+        finally:
+            self.busy = False
+
+
+def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackward | None:
+    """Return a prepared call for the cotangent of out.
+
+    None where forward has none, for several threads, large gradients, operands that broadcast, and a bias with a
+    gradient. With "low" in `vary` it reads that, too.
+    """
+    operands = p.query, p.key, p.value
+    if not preparable(p) or p.trained_bias is not None or any(x.shape[:-3] != p.lead for x in operands):
+        return None
+    large = max(x.size for x in operands) * p.compute.itemsize >= LARGE
+    if large or threads_for(p, p.batch * p.heads * p.n_q) > 1:
+        return None
+    out, lse, *_ = new_results(p)
+    arrays = BackwardArrays(
+        p, Outputs(out, lse, None, p.new_output() if "low" in vary else None), Outputs(p.new_output(), None, None)
+    )
+    own = arrays_of(p, arrays.own(p))
+    schedule = schedule_for(p, target, arrays, own, 1)
+    if not isinstance(schedule.chunks, tuple):
+        return None
+    if sum(int(x.blocks[:, schedule.count].sum()) for x in schedule.chunks) * schedule.products > PORTION:
+        return None
+    kernel = cache.kernel(schedule.key, arrays.name, target, lambda: arrays.source(arrays.spec(target), target))
+    return PreparedBackward(schedule, kernel, own, [*["low"] * ("low" in vary), *dense_operands(p)], target)

@@ -1,0 +1,213 @@
+"""Gradients of known calls come from prepared calls, with the bits of the engine's backward."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.core.tensors import array
+from regard.engines import cpu
+from regard.engines.cpu.schedule.prepared_backward import PreparedBackward
+from regard.ops import callcache
+
+SIZES = {  # heads of query and key, rows, keys, features of key and value
+    "whole vectors": (4, 4, 16, 16, 64, 64),
+    "padded vectors": (4, 2, 5, 9, 24, 40),
+    "several tiles": (3, 1, 130, 70, 7, 5),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "scale": 0.3},
+    "rules": {"mask": regard.window(4), "score": regard.softcap(3.0)},
+    "positions first": {"layout": "bnhd"},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.runtime.threads._chosen", 1)
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The problems that backward of the engine gets as a whole."""
+    seen: list[Any] = []
+
+    def backward(p: Any, *rest: Any, run: Any = cpu.backward) -> Any:
+        seen.append(p)
+        return run(p, *rest)
+
+    monkeypatch.setattr(cpu, "backward", backward)
+    return seen
+
+
+def leaves(seed: int, sizes: tuple[int, ...], dtype: torch.dtype, swap: bool = False) -> list[torch.Tensor]:
+    """Query, key, value, and a cotangent of the output."""
+    h, h_kv, n_q, n_k, d, d_v = sizes
+    shapes = (2, h, n_q, d), (2, h_kv, n_k, d), (2, h_kv, n_k, d_v), (2, h, n_q, d_v)
+    generator = torch.manual_seed(seed)
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    tensors = [x.transpose(1, 2).contiguous() for x in tensors] if swap else tensors
+    return [*(x.requires_grad_() for x in tensors[:3]), tensors[3]]
+
+
+def gradients(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(regard.attention(q, k, v, **options), (q, k, v), dout))
+
+
+def expected(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> list[bytes]:
+    """The bytes of the gradients of the engine itself."""
+    g = regard.attention_vjp(*(array(x.detach()) for x in (q, k, v, dout)), engine="cpu", **options)
+    return [x.tobytes() for x in (g.query, g.key, g.value) if x is not None]
+
+
+def same(found: list[torch.Tensor], bits: list[bytes]) -> None:
+    assert [array(x).tobytes() for x in found] == bits
+
+
+def known(options: dict[str, Any]) -> None:
+    """Let rules be those of an earlier call: only of such are calls prepared."""
+    x = np.zeros((4, 2, 2), np.float32)
+    regard.attention(x, x, x, **{name: rule for name, rule in options.items() if name in ("mask", "score", "causal")})
+
+
+CASES = [
+    *(("padded vectors", "plain", dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)),
+    *(
+        (sizes, "plain", dtype)
+        for sizes in ("whole vectors", "several tiles")
+        for dtype in (torch.float32, torch.bfloat16)
+    ),
+    *(("padded vectors", options, torch.float32) for options in OPTIONS if options != "plain"),
+    ("padded vectors", "positions first", torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("sizes", "options", "dtype"), CASES, ids=str)
+def test_gradients_of_a_known_call(sizes: str, options: str, dtype: torch.dtype, whole: list[Any]) -> None:
+    known(OPTIONS[options])
+    for seed in range(3):  # memory of the one before is dirty
+        inputs = leaves(seed, SIZES[sizes], dtype, swap=options == "positions first")
+        found = gradients(*inputs, **OPTIONS[options])
+        assert not whole
+        same(found, expected(*inputs, **OPTIONS[options]))
+        assert [x.shape for x in found] == [x.shape for x in inputs[:3]]
+        whole.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_lse_that_is_too_large(dtype: torch.dtype, whole: list[Any]) -> None:
+    """Weights next to it are divided by their sum, which is not prepared."""
+    inputs = leaves(0, SIZES["whole vectors"], dtype)
+    gradients(*inputs)
+    large = [*(torch.full_like(x, 1e18).requires_grad_() for x in inputs[:2]), *inputs[2:]]
+    same(gradients(*large), expected(*large))
+    assert len(whole) == 2
+    hidden = leaves(1, (2, 2, 9, 4, 64, 64), dtype)  # rows that see nothing have an lse of −∞
+    for _ in range(2):
+        same(gradients(*hidden, causal=True), expected(*hidden, causal=True))
+    assert len(whole) == 4  # those of `expected`, and of large numbers
+
+
+def test_backward_in_another_thread(whole: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepared call has memory of its own, so each thread has its own."""
+    inputs = leaves(0, SIZES["whole vectors"], torch.float32)
+    bits = expected(*inputs)
+    whole.clear()
+    runs: set[int] = set()
+    call = PreparedBackward.__call__
+
+    def seen(self: Any, addresses: Any) -> bool:
+        runs.add(id(self))
+        return call(self, addresses)
+
+    monkeypatch.setattr(PreparedBackward, "__call__", seen)
+    same(gradients(*inputs), bits)
+    out = regard.attention(*inputs[:3])
+    with ThreadPoolExecutor(1) as other:
+        same(list(other.submit(torch.autograd.grad, out, inputs[:3], inputs[3]).result()), bits)
+    assert len(runs) == 2
+    assert not whole
+
+
+@pytest.mark.parametrize("width", [24, 40])  # of query and key; of value and output
+def test_saved_tensors_that_come_back_with_other_strides(width: int) -> None:
+    inputs = leaves(0, SIZES["padded vectors"], torch.float32)
+    bits = expected(*inputs)
+    gradients(*inputs)
+
+    def stored(x: torch.Tensor) -> torch.Tensor:
+        return x.mT.contiguous().mT if x.shape[-1] == width else x
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, stored):
+        same(gradients(*inputs), bits)
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.expand_as, lambda x, _: x[..., ::2], lambda x, _: torch._neg_view(x)])
+def test_a_cotangent_of_any_layout(make: Any, whole: list[Any]) -> None:
+    inputs = leaves(0, SIZES["whole vectors"], torch.float32)
+    wide = torch.randn(2, 4, 16, 128, generator=torch.manual_seed(1))
+    dout = make(torch.ones(()) if make is torch.Tensor.expand_as else wide, inputs[3])[..., :64]
+    bits = expected(*inputs[:3], dout.resolve_neg())
+    whole.clear()
+    same(gradients(*inputs[:3], dout), bits)
+    assert not whole
+
+
+def test_a_signal_during_backward() -> None:
+    """What a handler differentiates goes the long way, and changes nothing outside."""
+    inputs, others = (leaves(seed, SIZES["whole vectors"], torch.float32) for seed in (0, 1))
+    bits, other_bits = expected(*inputs), expected(*others)
+    gradients(*inputs)
+    (call,) = (x.call for x in callcache.entries().values() if type(x.call) is PreparedBackward)
+    inside: list[Any] = []
+
+    def handler(_: Any) -> None:
+        with torch.enable_grad():
+            inside.append(gradients(*others))
+
+    call.stages.insert(0, handler)
+    same(gradients(*inputs), bits)
+    same(inside[0], other_bits)
+
+
+@pytest.mark.parametrize("sizes", ["broadcast", "no keys", "large"])
+def test_calls_that_are_not_prepared(sizes: str, whole: list[Any]) -> None:
+    shapes = {
+        "broadcast": ((2, 2, 5, 8), (2, 5, 8)),
+        "no keys": ((2, 2, 5, 8), (2, 2, 0, 8)),
+        "large": ((2, 64, 40, 64),) * 2,
+    }[sizes]
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in (shapes[0], shapes[1], shapes[1]))
+    dout = torch.randn(shapes[0])
+    for _ in range(2):
+        same(gradients(q, k, v, dout), expected(q, k, v, dout))
+    assert len(whole) == 4
+
+
+def test_a_prepared_call_holds_no_tensors() -> None:
+    inputs = leaves(0, SIZES["padded vectors"], torch.bfloat16)
+    gradients(*inputs)
+    alive = [weakref.ref(x) for x in inputs]
+    del inputs
+    gc.collect()
+    assert [x() for x in alive] == [None] * 4
+
+
+def test_second_derivatives_of_a_known_call() -> None:
+    q, k, v, dout = leaves(0, (1, 1, 3, 4, 4, 4), torch.float64)
+    for _ in range(2):
+        assert torch.autograd.gradgradcheck(regard.attention, (q, k, v), dout.requires_grad_())
+
+
+def test_the_store_has_one_call_for_each_layout() -> None:
+    inputs = leaves(0, SIZES["whole vectors"], torch.float32)
+    for _ in range(3):
+        gradients(*inputs)
+    calls = [x.call for x in callcache.entries().values() if x.call is not None]
+    assert [type(x).__name__ for x in calls] == ["TensorCall", "PreparedBackward"]
