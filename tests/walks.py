@@ -40,13 +40,18 @@ def walk(call: Callable[[], Any]) -> list[str]:
 def calls() -> dict[str, Callable[[], Any]]:
     """Return small calls on tensors."""
     q, k, v = torch.randn(3, 2, 8, 16, 64, generator=torch.manual_seed(0))
+    window, sink = regard.window(4), torch.zeros(8)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
     return {
         "plain": lambda: regard.attention(q, k, v),
         "causal": lambda: regard.attention(q, k, v, causal=True),
         "bias": lambda: regard.attention(q, k, v, bias=q[0, 0, :, :1]),
+        "options": lambda: regard.attention(q, k, v, mask=window, sink=sink, dropout=0.1, seed=3),
         "gradients": lambda: torch.autograd.grad(regard.attention(*leaves).sum(), leaves),
+        "gradients, options": lambda: torch.autograd.grad(
+            regard.attention(*leaves, mask=window, sink=sink, bias=q[0, 0, :, :1], dropout=0.1, seed=3).sum(), leaves
+        ),
         "vmap": lambda: torch.func.vmap(regard.attention)(q, k, v),
         "jvp": lambda: torch.func.jvp(lambda q: regard.attention(q, k, v), (q,), (q,)),
     }

@@ -451,4 +451,5 @@ def test_a_cached_bias_still_has_a_gradient() -> None:
     masks = torch.stack([mask, ~mask])
     found = torch.func.vmap(lambda m: ours(q, k, v, attn_mask=m))(masks)
     assert torch.equal(found[0], ours(q, k, v, attn_mask=mask))
-    assert [x.call is not None for x in callcache.entries().values() if x.fields is None] == [True, True, True]
+    signatures = [x for key, x in callcache.entries().items() if x.fields is None and type(key[0]) is tuple]
+    assert [x.call is not None for x in signatures] == [True, True, True]

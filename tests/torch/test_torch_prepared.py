@@ -122,9 +122,9 @@ def test_backward_in_another_thread(whole: list[Any], monkeypatch: pytest.Monkey
     runs: set[int] = set()
     call = PreparedBackward.__call__
 
-    def seen(self: Any, addresses: Any) -> bool:
+    def seen(self: Any, addresses: Any, **seed: int) -> bool:
         runs.add(id(self))
-        return call(self, addresses)
+        return call(self, addresses, **seed)
 
     monkeypatch.setattr(PreparedBackward, "__call__", seen)
     same(gradients(*inputs), bits)
@@ -211,3 +211,103 @@ def test_the_store_has_one_call_for_each_layout() -> None:
         gradients(*inputs)
     calls = [x.call for x in callcache.entries().values() if x.call is not None]
     assert [type(x).__name__ for x in calls] == ["TensorCall", "PreparedBackward"]
+
+
+# Options
+
+SINK = torch.randn(4, generator=torch.manual_seed(1))
+BIAS = torch.randn(4, 5, 9, generator=torch.manual_seed(1))
+WITH_OPTIONS: dict[str, list[dict[str, Any]]] = {  # of calls one after the other
+    "sink": [{"sink": SINK}, {"sink": SINK + 1}, {"sink": SINK - 1}],
+    "sink in 16 bits, strided": [{"sink": SINK.repeat_interleave(2).bfloat16()[::2] + n} for n in range(3)],
+    "seeds": [{"dropout": 0.3, "seed": seed} for seed in (5, 0, 2**62, 0)],
+    "bias": [{"bias": BIAS}, {"bias": -BIAS}, {"bias": BIAS.exp()}],
+    "bias that broadcasts": [{"bias": BIAS[:1, :1]}, {"bias": BIAS[1:2, 1:2]}],
+    "bias that hides": [{"bias": BIAS.masked_fill(BIAS > n, -torch.inf)} for n in (1, 0, -1)],
+    "all": [{"bias": BIAS, "sink": SINK * n, "dropout": 0.5, "seed": n, "causal": True} for n in range(3)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", WITH_OPTIONS)
+def test_options_of_a_known_call(
+    options: str, dtype: torch.dtype, whole: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays and seeds are those of the call."""
+    forward: list[Any] = []
+    monkeypatch.setattr(cpu, "forward", lambda *x, run=cpu.forward: forward.append(x) or run(*x))
+    for n, given in enumerate(WITH_OPTIONS[options]):
+        inputs = leaves(n, SIZES["padded vectors"], dtype)
+        given = given | ({"bias": given["bias"].to(dtype)} if "bias" in given else {})
+        sink = {"sink": given["sink"].requires_grad_()} if "sink" in given else {}
+        out = regard.attention(*inputs[:3], **given)
+        with torch.no_grad():
+            alone = regard.attention(*inputs[:3], **given)
+        found = torch.autograd.grad(out, [*inputs[:3], *sink.values()], inputs[3])
+        assert not whole or not n
+        assert not forward
+        arrays = {name: array(x.detach()) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        bits = regard.attention(*(array(x.detach()) for x in inputs[:3]), engine="cpu", **arrays).tobytes()
+        assert [array(x.detach()).tobytes() for x in (out, alone)] == [bits] * 2
+        g = regard.attention_vjp(*(array(x.detach()) for x in inputs), engine="cpu", **arrays)
+        expected = [g.query, g.key, g.value, *[g.sink] * len(sink)]
+        same(list(found), [np.ascontiguousarray(x).tobytes() for x in expected])
+        whole.clear()
+        forward.clear()
+
+
+def test_a_bias_with_a_gradient_is_trained_whenever_it_has_one() -> None:
+    """The store has one call for a bias with a gradient and one without."""
+    inputs = leaves(0, SIZES["padded vectors"], torch.float64)
+    bias = BIAS.double()
+    expected = regard.attention_vjp(*(array(x.detach()) for x in inputs), bias=bias.numpy(), engine="cpu")
+    for needed in (False, True, True, False, True):
+        own = bias.clone().requires_grad_(needed)
+        out = regard.attention(*inputs[:3], bias=own)
+        found = torch.autograd.grad(out, [*inputs[:3], *[own] * needed], inputs[3])
+        for x, y in zip(found, (expected.query, expected.key, expected.value, expected.bias), strict=False):
+            torch.testing.assert_close(x.numpy(), y)
+        assert len(found) == 3 + needed
+
+
+def test_seeds_that_are_drawn() -> None:
+    """A known call draws as many numbers of PyTorch's generator as an unknown one."""
+    inputs = leaves(0, SIZES["padded vectors"], torch.float32)
+    torch.manual_seed(3)
+    first = [regard.attention(*inputs[:3], dropout=0.4, engine="cpu") for _ in range(3)]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, (regard.attention(*inputs[:3], dropout=0.4) for _ in range(3)), first))
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, True, "1"])
+def test_a_wrong_seed_of_a_known_call(seed: Any) -> None:
+    inputs = leaves(0, SIZES["padded vectors"], torch.float32)[:3]
+    for dropout in (0.0, 0.4):
+        regard.attention(*inputs, dropout=dropout, seed=0)
+        with pytest.raises((TypeError, ValueError), match="seed must be"):
+            regard.attention(*inputs, dropout=dropout, seed=seed)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 4)])
+def test_a_sink_of_another_shape(shape: tuple[int, ...]) -> None:
+    inputs = leaves(0, SIZES["padded vectors"], torch.float32)[:3]
+    regard.attention(*inputs, sink=SINK)
+    for _ in range(2):
+        if shape == ():
+            expected = regard.attention(*inputs, sink=torch.full((4,), 0.5))
+            assert torch.equal(regard.attention(*inputs, sink=torch.tensor(0.5)), expected)
+        else:
+            with pytest.raises(ValueError, match="sink must be one number for each head"):
+                regard.attention(*inputs, sink=torch.zeros(shape))
+
+
+def test_second_derivatives_of_a_known_call_with_options() -> None:
+    q, k, v, _ = leaves(0, (2, 1, 3, 4, 4, 4), torch.float64)
+    sink, bias = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2,), (2, 3, 4)))
+
+    def function(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        return regard.attention(q, k, v, sink=sink, bias=bias.detach(), dropout=0.2, seed=7)
+
+    for _ in range(2):
+        assert torch.autograd.gradgradcheck(function, (q, k, v, sink))

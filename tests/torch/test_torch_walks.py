@@ -10,7 +10,14 @@ from regard.torch import calls as calls_on_tensors
 from regard.torch.graph import operators
 from walks import calls, walk
 
-MOST = {"plain": (9, 12), "causal": (9, 12), "bias": (9, 13), "gradients": (14, 36)}
+MOST = {
+    "plain": (9, 12),
+    "causal": (9, 12),
+    "bias": (9, 13),
+    "options": (11, 15),
+    "gradients": (14, 36),
+    "gradients, options": (18, 42),
+}
 """The modules that a call may enter, and how often one may follow another."""
 
 

@@ -60,7 +60,7 @@ class PreparedCall(Protocol):
     The call returns False, and has written no result, for numbers that only the function itself computes.
     """
 
-    def __call__(self, addresses: Sequence[int], /, *keys: Any) -> bool: ...
+    def __call__(self, addresses: Sequence[int], /, *keys: Any, seed: int = 0) -> bool: ...
 
 
 class Engine(Protocol):
@@ -123,10 +123,11 @@ class Guarded:
         """Return forward or backward of a problem for other arrays, None if the engine has none.
 
         Forward is given the addresses of out, lse, query, key and value. Backward is given those, with the cotangent of
-        out, as the only one, after lse, and of the gradients of query, key and value. Then follow low, the bias and the
-        dense masks that there are. Inputs have the same shapes and strides as in the problem, outputs and their
-        cotangents those of `Problem.new_output`, and gradients are contiguous. vary: "low" says that there is one. With
-        "keys" their number differs too. It follows, with the strides of key and value in numbers, not bytes.
+        out, as the only one, after lse, and of the gradients of query, key and value. Then follow low, the bias, the
+        dense masks and the sink that there are, and in backward the gradient of the sink: both (h,) in the dtype of
+        sums. Inputs have the same shapes and strides as in the problem, outputs and their cotangents those of
+        `Problem.new_output`, and gradients are contiguous. vary: "low" says that there is one. With "keys" their number
+        differs too. It follows, with the strides of key and value in numbers, not bytes.
         """
         prepare = None if unknown(self.engine, function, p) else getattr(self.engine, "prepare", None)
         return None if prepare is None else prepare(p, function, vary)

@@ -13,8 +13,8 @@ of 16 queries, 8 heads, d = 64, float32, in µs (`lab/fast-path.md` says how it 
 A signature is everything about a call except the contents and addresses of query, key and value. It includes the number
 of threads and REGARD_CPU. A call without a signature is not cached: its checks read an array. Each thread has a store
 of its own, because a cached call has scratch memory. NumPy arrays and PyTorch tensors share the signature and the
-store. They differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask or
-bias that is a tensor counts among the operands.
+store. They differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask, a
+bias or a sink that is a tensor counts among the operands.
 
 A call enters the store when its rules were in an earlier call: rules that are made anew in each call never match.
 """
@@ -43,8 +43,8 @@ from regard.runtime.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 Signature = tuple[Any, ...]
 NOTHING = object()
-CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "offset": int, "layout": str}
-"""The options that cached calls may have, with the type of their values."""
+CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "dropout": float, "offset": int, "layout": str}
+"""The options that signatures may have, with the type of their values."""
 SIZE = 192  # entries of a thread; a call on tensors with a derivative takes three
 _thread = threading.local()
 _met: WeakSet[Rule] = WeakSet()

@@ -26,7 +26,7 @@ from regard.torch import fused, spreading
 from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, overriding, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
-from regard.torch.fastpath import cached, dense_of, undifferentiated
+from regard.torch.fastpath import cached, undifferentiated
 from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
 from regard.torch.graph.operators import HOST, execute, new_seed
@@ -176,11 +176,16 @@ def attention(
                 return out
         known = cached(query, key, value, options)
         if known is not None:
-            dense = dense_of(options).values()
-            if undifferentiated(query, key, value, *dense):
-                return known.cached.output(query, key, value, *dense)
-            if not dense and (known.low or query.dtype not in SHORT):
-                return applied(known, query, key, value)[0]
+            call = known.cached
+            tensors = tuple(map(options.get, call.more))
+            seed: Any = 0
+            if call.seeded:
+                seed = new_seed() if options.get("seed") is None else options["seed"]
+            if undifferentiated(query, key, value, *tensors):
+                return call.output(query, key, value, *tensors, seed=int(seed))
+            if call.fields is not None or (call.step and query.dtype not in SHORT):
+                known, inputs = call.applied_to(known, (query, key, value, *tensors), seed)
+                return applied(known, *inputs)[0]
     if theirs := overriding((query, key, value, *options.values())):
         return handle_torch_function(
             attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,

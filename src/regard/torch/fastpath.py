@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regard.core.options import RULES
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import PreparedCall, choose
@@ -25,9 +25,11 @@ from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, TensorCall
 from regard.torch.modes import profiled, transformed, watched
 from regard.torch.team import TEAM
 
-OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
-DENSE = ("bias", "mask")
+OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "sink", "dropout", "seed", "layout"}
+TENSORS = ("bias", "mask", "sink")  # options whose tensors count among the operands, in a prepared call's order
+OPERANDS = ("query", "key", "value")
 STEP_OPTIONS = {"causal", "scale"}
+OF_SINK = ("denominators", "outside")
 DERIVED = ("mask", "score", "rules", "extents", "device")  # what a problem shares besides `shared_fields`
 STRIDED = torch.strided
 data_ptr = torch.Tensor.data_ptr
@@ -37,26 +39,30 @@ DTYPE = 7  # of what `tensor_operands` returns
 class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse; in 16 bits also low.
 
-    run: the engine's prepared call. ready: the call that it was made of. step: it takes any number of keys. dense: its
-    bias or mask is a tensor. Other calls have derivatives: fields is what their problems share, all but query, key and
-    value.
+    run: the engine's prepared call. ready: the call that it was made of. step: it takes any number of keys. more: the
+    names of TENSORS that it has. If it has derivatives, fields is what their problems share: all but the tensors.
     """
 
-    def __init__(self, run: PreparedCall, ready: ArrayCall, step: bool, dense: bool, dtype: torch.dtype) -> None:
+    def __init__(self, run: PreparedCall, ready: ArrayCall, step: bool, more: Sequence[str], dtype: torch.dtype):
         p = ready.problem
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
-        self.layout, self.engines = ready.layout, {"forward": ready.engine}
+        self.layout, self.engines, self.names = ready.layout, {"forward": ready.engine}, (*OPERANDS, *more)
+        self.more = more
         self.step, self.out, self.rows, self.dtype = step, ready.layout.out_shape(p), p.shape(p.n_q), dtype
         self.grouped = p.group != 1  # query heads share heads of the key
+        self.seeded, self.sink = bool(p.dropout), "sink" in more
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
         self.lse_address = self.lse.data_ptr()
         self.fields: dict[str, Any] | None = None
-        if not (step or dense):
+        if not (step or "mask" in more):
             self.fields = p.shared_fields | {name: getattr(p, name) for name in DERIVED}
+            for name in OF_SINK * self.sink:
+                del self.fields[name]
         self.low = dtype in SHORT and self.fields is not None
         self.run_low: Any = None
+        self.trained: TensorCall | None = None
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
         """Return memory for the output on the device of q.
@@ -65,36 +71,79 @@ class CachedTensorCall:
         """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
-    def output(self, *given: torch.Tensor) -> torch.Tensor:
-        """Return the output alone, of query, key, value and the bias or mask of the cached call."""
+    def output(self, *given: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        """Return the output alone, of query, key, value and the other tensors of the cached call."""
         out = self.new(given[0])
-        self.write(out, self.lse_address, given)
+        if self.sink:
+            given = *given[:-1], self.sums(given[-1])
+        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, seed)
         return out
 
-    def __call__(self, call: TensorCall, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return out and lse, and low in 16 bits."""
-        out, lse = self.new(given[0]), given[0].new_empty(self.rows, dtype=self.real)
+        out, lse = self.new(inputs[0]), inputs[0].new_empty(self.rows, dtype=self.real)
+        given, seed = (inputs, 0) if len(inputs) == len(OPERANDS) else self.arranged(call, inputs)
+        addresses = [out.data_ptr(), lse.data_ptr(), *map(data_ptr, given)]
         if not self.low:
-            self.write(out, lse.data_ptr(), given)
+            self.write(addresses, given, seed)
             return out, lse
         if self.run_low is None:
-            self.run_low = self.prepared(call, "forward", given)
-        low = self.new(given[0])
-        self.run_low([out.data_ptr(), lse.data_ptr(), *map(data_ptr, given), low.data_ptr()])
+            self.run_low = self.prepared(call, "forward", inputs)
+        low = self.new(inputs[0])
+        addresses.insert(5, low.data_ptr())
+        self.run_low(addresses, seed=seed)
         return out, lse, low
+
+    def arranged(self, call: TensorCall, inputs: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
+        """Return the inputs of a call in the order of a prepared call, and the seed."""
+        named = dict(zip(call.inputs, inputs, strict=True))
+        if self.sink:
+            named["sink"] = self.sums(named["sink"])
+        return tuple([named[name] for name in self.names]), int(named["seed"]) if self.seeded else 0
+
+    def write(self, addresses: list[int], given: tuple[torch.Tensor, ...], seed: int) -> None:
+        if self.step:
+            _, k, v = given
+            self.run(addresses, k.shape[-2], k.stride(), v.stride())
+        elif self.seeded:
+            self.run(addresses, seed=seed)
+        else:
+            self.run(addresses)
+
+    def sums(self, sink: torch.Tensor) -> torch.Tensor:
+        """Return the sink as engines read it, in the dtype of sums."""
+        return sink if sink.dtype is self.real and sink.is_contiguous() else sink.detach().to(self.real).contiguous()
+
+    def applied_to(self, call: TensorCall, given: Any, seed: Any) -> tuple[TensorCall, Sequence[torch.Tensor]]:
+        """Return the call with the derivatives that these tensors need, and its inputs."""
+        if not (self.more or self.seeded):
+            return call, given
+        named = dict(zip(self.names, given, strict=True))
+        if self.seeded:
+            named["seed"] = torch.as_tensor(seed, device="cpu")
+        if "bias" in named and named["bias"].requires_grad:
+            if self.trained is None:
+                floats = *OPERANDS, *(name for name in ARRAYS if name in named)
+                self.trained = replace(call, floats=floats, others=tuple(x for x in call.others if x != "bias"))
+            call = self.trained
+        return call, [named[name] for name in call.inputs]
 
     def on(self, call: TensorCall, arrays: Sequence[Any], function: str) -> ArrayCall:
         """Return the call of an engine's `function` on other arrays."""
         assert self.fields is not None
-        q, k, v = map(self.layout.to_bhnd, arrays)
-        p = Problem.from_fields(self.fields, query=q, key=k, value=v)
+        named: dict[Any, Any] = dict(zip(call.inputs, arrays, strict=True))
+        own: dict[str, Any] = {name: self.layout.to_bhnd(named[name]) for name in OPERANDS}
+        own |= {name: named[name] for name in ARRAYS if name in named}
+        if self.seeded:
+            own["seed"] = int(named["seed"])
+        p = Problem.from_fields(self.fields, **own, constants=frozenset({"bias"}.intersection(call.others)))
         if function not in self.engines:
             self.engines[function] = choose(p, None, function)
         return ArrayCall(call, p, self.layout, self.engines[function])
 
-    def prepared(self, call: TensorCall, function: str, given: Sequence[torch.Tensor]) -> PreparedCall | None:
+    def prepared(self, call: TensorCall, function: str, inputs: Sequence[torch.Tensor]) -> PreparedCall | None:
         """Return an engine's prepared function, which stores or reads low in 16 bits."""
-        ready = self.on(call, [array(x) for x in given], function)
+        ready = self.on(call, [array(x) for x in inputs], function)
         run = ready.engine.prepare(ready.problem, function, ["low"] * self.low)
         return run if run is None or num_threads() == 1 else on_team(TEAM)(run)
 
@@ -107,25 +156,27 @@ class CachedTensorCall:
         saved = (out, lse, low) if self.low else (out, lse)
         if self.fields is None or dout is None or dlse is not None or not all(x.is_contiguous() for x in saved):
             return None
-        key = self, *[x.stride() for x in inputs]
+        key = call, *[x.stride() for x in inputs]
         entry = callcache.find(key)
         if entry is None:
             entry = Entry(call=self.prepared(call, "backward", inputs), tried=True)
             callcache.store(key, entry)
         if entry.call is None:
             return None
-        dout = dout.resolve_neg().contiguous()
-        g = [new_gradient(x, self.layout.positions_first) for x in inputs]
-        done = entry.call([*map(data_ptr, (out, lse, dout, *inputs, *g)), *map(data_ptr, saved[2:])])
-        return tuple(g) if done else None
-
-    def write(self, out: torch.Tensor, lse_address: int, given: tuple[torch.Tensor, ...]) -> None:
-        addresses = [out.data_ptr(), lse_address, *map(data_ptr, given)]
-        if self.step:
-            _, k, v = given
-            self.run(addresses, k.shape[-2], k.stride(), v.stride())
-        else:
-            self.run(addresses)
+        dout, seed = dout.resolve_neg().contiguous(), 0
+        more: tuple[torch.Tensor, ...] = saved[2:]
+        g = [new_gradient(x, self.layout.positions_first) for x in inputs[:3]]
+        if len(inputs) > len(OPERANDS):
+            given, seed = self.arranged(call, inputs)
+            more += given[3:]
+            if self.sink:
+                g.append(torch.empty_like(more[-1]))
+                more = *more, g[-1]
+        if not entry.call([*map(data_ptr, (out, lse, dout, *inputs[:3], *g[:3], *more))], seed=seed):
+            return None
+        if self.sink:
+            g[-1] = g[-1].to(inputs[call.inputs.index("sink")].dtype)
+        return tuple(g)
 
 
 def new_gradient(x: torch.Tensor, positions_first: bool) -> torch.Tensor:
@@ -161,22 +212,25 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
     return step, rows, q.stride(), keys, k_strides, values, v_strides, dtype
 
 
-def with_dense(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) -> tuple[Any, ...] | None:
-    """Add the shape and strides of a dense mask or bias to `tensor_operands`.
+def with_tensor(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) -> tuple[Any, ...] | None:
+    """Add the dtype, shape and strides of a dense mask, a bias or a sink to `tensor_operands`.
 
-    None if it cannot be cached: a mask must be boolean, a bias of the operands' dtype.
+    None if it cannot be cached: a mask must be boolean, a bias of the operands' dtype, and a sink a number for each
+    head.
     """
-    if operands is None or type(x) not in PLAIN or x.is_nested or not x.is_cpu or x.layout is not STRIDED:
+    if operands is None or type(x) not in PLAIN or x.is_nested or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
         return None
     dtype = x.dtype
-    if (dtype is not torch.bool if name == "mask" else dtype is not operands[DTYPE]) or x.is_neg():
-        return None
-    return *operands, name, x.shape, x.stride()
+    if name == "sink":
+        fits = dtype in NUMPY and dtype.is_floating_point and x.ndim == 1
+    else:
+        fits = dtype is (torch.bool if name == "mask" else operands[DTYPE])
+    return (*operands, name, dtype, x.shape, x.stride()) if fits else None
 
 
-def dense_of(options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the bias and the mask that are tensors, in a repeatable call's order."""
-    return {name: x for name in DENSE if isinstance(x := options.get(name), torch.Tensor)}
+def tensors_of(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the TENSORS that are tensors."""
+    return {name: x for name in TENSORS if isinstance(x := options.get(name), torch.Tensor)}
 
 
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
@@ -188,13 +242,19 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
         return signature(tensor_operands(q, k, v, True), options)
     if not options.keys() <= OPTIONS:
         return None
-    dense, operands = dense_of(options), tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS)
-    for name, x in dense.items():
-        operands = with_dense(operands, name, x)
-    others = {name: x for name, x in options.items() if name not in dense} if dense else options
+    seed = options.get("seed")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):  # a tensor holds it
+        return None
+    given, operands = tensors_of(options), tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS)
+    for name, x in given.items():
+        operands = with_tensor(operands, name, x)
+    others = options
+    if given or "seed" in options:
+        others = {name: x for name, x in options.items() if name not in given and name != "seed"}
+    met = callcache.meet if given or options.get("dropout") else callcache.met  # the checks record rules of other calls
     for name in RULES:
         rule = others.get(name)
-        if rule is not None and not (isinstance(rule, Rule) and callcache.met(rule)):
+        if rule is not None and not (isinstance(rule, Rule) and met(rule)):
             return None
     return signature(operands, others)
 
@@ -226,20 +286,26 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     """Make a call that can be repeated, if the engine has one for these tensors."""
     if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
-    dense = dense_of(options)
-    mask = {name: as_mask(x) for name, x in dense.items() if name == "mask"}
-    others = tuple(mask[name].node.payload if name in mask else name for name in dense)
+    tensors, dropout = tensors_of(options), bool(options.get("dropout"))
+    seed = {"seed": torch.zeros((), dtype=torch.int64, device="cpu")} if dropout else {}
+    floats, others = [*OPERANDS, *["sink"] * ("sink" in tensors)], [*["bias"] * ("bias" in tensors), *seed]
+    named: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v} | tensors | seed
     step = is_step(q, k, v, options)
-    given = DEFAULTS | options | dict.fromkeys(dense) | {"observe": ()}
-    call = TensorCall(given, ("query", "key", "value"), low=q.dtype in SHORT and not (step or dense))
-    reading = replace(call, options=call.options | mask, others=others)  # what others hold belongs to the caller
-    ready = ArrayCall.of(reading, [array(x) for x in (q, k, v, *dense.values())], "forward")
+    given = DEFAULTS | options | dict.fromkeys(tensors) | {"observe": (), "seed": None}
+    call = TensorCall(given, tuple(floats), tuple(others), low=q.dtype in SHORT and not (step or "mask" in tensors))
+    reading = call
+    if "mask" in tensors:  # it belongs to the caller
+        mask = as_mask(tensors["mask"])
+        payload = mask.node.payload
+        named[payload] = named.pop("mask")
+        reading = replace(call, options=call.options | {"mask": mask}, others=(*others, payload))
+    ready = ArrayCall.of(reading, [array(named[x]) for x in reading.inputs], "forward")
     if step:  # its query is the last position and sees all others
         ready = replace(ready, problem=replace(ready.problem, mask=None))
     run = ready.engine.prepare(ready.problem, "forward", ["keys"] * step)
     if run is None:
         return None
-    return replace(call, cached=CachedTensorCall(run, ready, step, bool(dense), q.dtype))
+    return replace(call, cached=CachedTensorCall(run, ready, step, tuple(tensors), q.dtype))
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from regard.torch.adapter import watching
 from regard.torch.arrays import autocast, changes_nothing
 from regard.torch.dropins import modules, nested
 from regard.torch.dropins.packages import Shared, with_attributes
-from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
+from regard.torch.fastpath import tensor_operands, undifferentiated, with_tensor
 
 Tensor = torch.Tensor
 KNOWN = {torch.Tensor, torch.nn.Parameter, nested.Jagged, type(None)}
@@ -162,7 +162,7 @@ def _cached(
         return None
     else:
         name = "mask" if attn_mask.dtype is torch.bool else "bias"
-        operands = with_dense(tensor_operands(query, key, value, steps=False), name, attn_mask)
+        operands = with_tensor(tensor_operands(query, key, value, steps=False), name, attn_mask)
         dense = (attn_mask,)
     entry = entries().get(signature(operands, _options(is_causal, scale)))
     if entry is None or entry.call is None or not undifferentiated(query, key, value, *dense):

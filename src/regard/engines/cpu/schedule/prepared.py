@@ -16,7 +16,7 @@ from regard.engines.cpu.schedule.arguments import arrays_of, base_of, dense_mask
 from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, address_in, launch
 from regard.engines.cpu.schedule.stages import LaunchStages, long
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, threads_for
-from regard.engines.cpu.spec.operands import BASES, FIELDS
+from regard.engines.cpu.spec.operands import BASES, FIELDS, SEED
 from regard.engines.cpu.spec.tiles import KEYS, tile_word
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.threads import team_for
@@ -24,35 +24,38 @@ from regard.runtime.threads import team_for
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_QUERIES = 2**16  # of a prepared call
-VARYING = frozenset({"mask", "score", "bias", "positions_first", "constants"})
+VARYING = frozenset({"mask", "score", "bias", "sink", "dropout", "positions_first", "constants"})
 """The optional fields that a prepared call may have: it is given their arrays, or does not depend on them."""
+PLAIN = frozenset({"positions_first", "constants"})  # those of a decode step
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
 class PreparedForward:
     """A schedule that one thread runs again, with other arrays of the same layout."""
 
-    def __init__(self, schedule: Schedule, kernel: Any, dense: Sequence[str] = ()):
-        self.arguments: tuple[Any, ...] = schedule, kernel, dense
+    def __init__(self, schedule: Schedule, kernel: Any, dense: Sequence[str] = (), sink: bool = False):
+        self.arguments: tuple[Any, ...] = schedule, kernel, dense, sink
         self.kernel, self.threads = kernel, schedule.threads
         self.stages: tuple[LaunchStage, ...] = tuple(schedule.stages)
-        self.fields, self.bases = schedule.fields[:], array("Q", [0] * len(schedule.addresses))
+        self.fields, self.bases = schedule.fields[:], array("Q", [0] * (len(schedule.addresses) + 1))
         self.fields[BASES] = address_in(self.bases)
         self.split_state_at = schedule.split_state
         self.positions = [schedule.addresses.index(name) for name in ("out", "lse", "q", "k", "v", *dense)]
+        self.whole = [at for at, name in schedule.whole if name == "sink"] if sink else []
+        self.positions += [len(schedule.addresses)] * sink  # an address that is a field; this base is not read
         self.repeated: tuple[RepeatedStage, ...] = ()
         self.copies = [self.fields]  # and those of `repeated`
-        self.members, self.busy = 0, False
+        self.seed, self.members, self.busy = 0, 0, False
         self.allocate()
 
-    def __call__(self, addresses: Sequence[int], *keys: Any) -> bool:
+    def __call__(self, addresses: Sequence[int], *keys: Any, seed: int = 0) -> bool:
         """Run the call, and return True.
 
-        addresses: of out, lse, query, key and value, then of low, the bias and the dense masks that there are. keys:
-        see `PreparedStep.arrange`.
+        addresses: of out, lse, query, key and value, then of low, the bias, the dense masks and the sink that there
+        are. keys: see `PreparedStep.arrange`. seed: of dropout.
         """
         if self.busy:  # in a signal's handler
-            return type(self)(*self.arguments)(addresses, *keys)
+            return type(self)(*self.arguments)(addresses, *keys, seed=seed)
         self.busy = True
         try:
             if keys:
@@ -60,6 +63,12 @@ class PreparedForward:
             bases = self.bases
             for position, address in zip(self.positions, addresses, strict=True):
                 bases[position] = address
+            if seed != self.seed or self.whole:
+                self.seed = seed
+                for fields in self.copies:
+                    fields[SEED] = seed
+                    for at in self.whole:
+                        fields[at] = addresses[-1]
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:
@@ -176,16 +185,16 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForwar
     if not preparable(p):
         return None
     if "keys" in vary:
-        lead, plain = p.query.shape[:-3], p.mask is None and p.score is None and p.bias is None
+        lead = p.query.shape[:-3]
         alike = lead == p.key.shape[:-3] == p.value.shape[:-3] and len(lead) < 2
-        return PreparedStep(p, target) if plain and alike and p.n_q == 1 else None
+        return PreparedStep(p, target) if p.used <= PLAIN and alike and p.n_q == 1 else None
     low = ["low"] * ("low" in vary)
     results = new_results(p)._replace(low=p.new_output() if low else None)
     arrays = arrays_of(p, results.own(p))
     schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, p.batch * p.heads * p.n_q))
     if not isinstance(schedule.stages, tuple):
         return None
-    return PreparedForward(schedule, schedule.kernel(p, results).call, [*low, *dense_operands(p)])
+    return PreparedForward(schedule, schedule.kernel(p, results).call, [*low, *dense_operands(p)], p.sink is not None)
 
 
 def preparable(p: Problem) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.problem import Outputs, Problem
+from regard.core.problem import Outputs, Problem, share
 from regard.engines.cpu.schedule.arguments import Arrays, arrays_of, base_of
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.backward_work import FROM, TO, BackwardSchedule, schedule_for
@@ -15,7 +15,7 @@ from regard.engines.cpu.schedule.launches import PORTION, LaunchStage, RepeatedS
 from regard.engines.cpu.schedule.narrowing import Narrowing
 from regard.engines.cpu.schedule.prepared import dense_operands, new_results, preparable
 from regard.engines.cpu.schedule.work import threads_for
-from regard.engines.cpu.spec.operands import BASES
+from regard.engines.cpu.spec.operands import BASES, SEED
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.engines.normalized import too_large
@@ -62,13 +62,14 @@ class PreparedBackward:
             self.positions[at] = len(schedule.addresses)
             self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
             self.sums += [sums] * (name != "dq")
-        self.busy = False
+        self.c, self.sink = own.get("c"), own.get("sink")
+        self.copies, self.seed, self.busy = [stage.fields[0] for stage in self.stages], 0, False
 
-    def __call__(self, addresses: Sequence[int]) -> bool:
+    def __call__(self, addresses: Sequence[int], *, seed: int = 0) -> bool:
         """Run the call, and return True; False where weights are corrected, as an lse is too large.
 
-        addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias and
-        the dense masks that there are.
+        addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias, the
+        dense masks and the sink that there are, and of the gradient of that. seed: of dropout.
         """
         if self.busy:  # in a signal's handler
             return False
@@ -77,16 +78,25 @@ class PreparedBackward:
             ctypes.memmove(self.lse_address, addresses[1], self.lse_bytes)
             if not np.abs(self.lse, self.size).max() < self.safe and too_large(self.lse).any():
                 return False
-            for position, address in zip(self.positions, addresses, strict=True):
+            for position, address in zip(self.positions, addresses, strict=False):
                 self.bases[position] = address
             for at, nbytes in self.zeroed:
                 ctypes.memset(addresses[at], 0, nbytes)
             for sums in self.sums:
                 sums.fill(0)
+            if seed != self.seed:
+                self.seed = seed
+                for fields in self.copies:
+                    fields[SEED] = seed
             for stage in self.stages:
                 stage(None)
             for at, narrowing in self.narrowings:
                 narrowing(addresses[at])
+            if self.c is not None and self.sink is not None:
+                ctypes.memmove(address_of(self.sink), addresses[-2], self.sink.nbytes)
+                rows = share(self.sink[:, None], self.lse) * self.c
+                sums = rows.reshape(-1, *rows.shape[-2:]).sum(axis=(0, 2))
+                ctypes.memmove(addresses[-1], address_of(sums), sums.nbytes)
             return True
         finally:
             self.busy = False
