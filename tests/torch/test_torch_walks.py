@@ -15,8 +15,8 @@ MOST = {
     "causal": (9, 12),
     "bias": (9, 13),
     "options": (11, 15),
-    "gradients": (14, 36),
-    "gradients, options": (18, 42),
+    "gradients": (14, 37),
+    "gradients, options": (18, 43),
 }
 """The modules that a call may enter, and how often one may follow another."""
 

@@ -184,8 +184,7 @@ def attention(
             if undifferentiated(query, key, value, *tensors):
                 return call.output(query, key, value, *tensors, seed=int(seed))
             if call.fields is not None or (call.step and query.dtype not in SHORT):
-                known, inputs = call.applied_to(known, (query, key, value, *tensors), seed)
-                return applied(known, *inputs)[0]
+                return AttentionFunction.apply(*call.applied_to(known, (query, key, value, *tensors), seed))[0]
     if theirs := overriding((query, key, value, *options.values())):
         return handle_torch_function(
             attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,
@@ -274,10 +273,8 @@ def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]
     """Compute the results of a call, with a derivative if one may be needed."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
-    if needed or transformed() or (call.cached is None and jit_state() is not None):
+    if needed or transformed() or jit_state() is not None:
         found = AttentionFunction.apply(call, *inputs)
-    elif call.cached is not None:  # no mode was active at the look-up
-        found = call.cached(call, *inputs)
     else:
         found = execute("attention", call, inputs)
     return found

@@ -70,7 +70,7 @@ class AttentionOperation(SingleLevelFunction):
             )
         if transforms_active() or jit_state() is not None:  # the dispatcher applies each of them
             return tuple(operate(cls.operation, args[0], args[1:]))
-        args = args[0], *(None if x is None else alive(x) for x in args[1:])
+        args = args[0], *[None if x is None else alive(x) for x in args[1:]]
         batch = legacy_batch(args) if in_legacy_vmap() else None
         if batch is not None:
             return batch.map(partial(cls.over_batch, cls.apply), args[0])
@@ -400,7 +400,8 @@ def zeros_for(given: Sequence[torch.Tensor | None], like: Sequence[Any]) -> list
 def save_for_both_modes(ctx: Any, *tensors: torch.Tensor | None) -> None:
     """Save tensors for both modes; cotangents that are zero stay None."""
     ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
+    if transformed():
+        ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
 
 

@@ -76,7 +76,7 @@ class PreparedBackward:
         self.busy = True
         try:
             ctypes.memmove(self.lse_address, addresses[1], self.lse_bytes)
-            if not np.abs(self.lse, self.size).max() < self.safe and too_large(self.lse).any():
+            if not np.maximum.reduce(np.abs(self.lse, self.size), None) < self.safe and too_large(self.lse).any():
                 return False
             for position, address in zip(self.positions, addresses, strict=False):
                 self.bases[position] = address
