@@ -353,10 +353,12 @@ def test_a_call_with_a_new_field_is_not_prepared(monkeypatch: pytest.MonkeyPatch
     """Else it would be run with the first call's array."""
     declare(monkeypatch, "scores", "pairs")
     cpu = engines()["cpu"]
-    monkeypatch.setattr(cpu.engine, "KNOWS", cpu.KNOWS | {"forward": cpu.KNOWS["forward"] | {"novel"}})
+    knows = {x: cpu.KNOWS[x] | {"novel"} for x in ("forward", "backward")}
+    monkeypatch.setattr(cpu.engine, "KNOWS", cpu.KNOWS | knows)
     p = problem_from(X, X, X)
-    assert cpu.prepare(p) is None
-    assert cpu.prepare(replace(p, novel=None)) is not None
+    for function in knows:
+        assert cpu.prepare(p, function) is None
+        assert cpu.prepare(replace(p, novel=None), function) is not None
 
 
 @pytest.mark.usefixtures("forgotten")

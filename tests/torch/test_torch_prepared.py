@@ -311,3 +311,21 @@ def test_second_derivatives_of_a_known_call_with_options() -> None:
 
     for _ in range(2):
         assert torch.autograd.gradgradcheck(function, (q, k, v, sink))
+
+
+def test_what_is_not_prepared_has_the_options_of_the_call() -> None:
+    """Second derivatives, and the gradient of a bias, are of problems that share what the first one had."""
+
+    def derivatives(n: int, engine: str | None) -> list[torch.Tensor]:
+        q, k, v, dout = leaves(0, SIZES["padded vectors"], torch.float64)
+        sink, bias = (x.double() * n for x in (SINK, BIAS))
+        every = [q, k, v, sink.requires_grad_(), bias.requires_grad_()]
+        options = {"sink": sink, "bias": bias, "dropout": 0.3, "seed": n}
+        out = regard.attention(q, k, v, engine=engine, **options)
+        first = torch.autograd.grad(out, every, dout, create_graph=True)
+        second = torch.autograd.grad([x.square().sum() for x in first], every)
+        return [*first, *second]
+
+    for n in (1, 2, 3):
+        for x, y in zip(derivatives(n, None), derivatives(n, "cpu"), strict=True):
+            assert torch.equal(x, y)
