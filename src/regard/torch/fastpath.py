@@ -58,7 +58,7 @@ class CachedTensorCall:
         self.fields: dict[str, Any] | None = None
         if not (step or "mask" in more):
             self.fields = p.shared_fields | {name: getattr(p, name) for name in DERIVED}
-            for name in OF_SINK * self.sink:
+            for name in (*more, *OF_SINK * self.sink):  # arrays of one call
                 del self.fields[name]
         self.low = dtype in SHORT and self.fields is not None
         self.run_low: Any = None
