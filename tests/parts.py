@@ -68,8 +68,8 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_wasm.py", "slow", "Node.js, and compiles kernels"),
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Every public call, for each engine and sets of its functions
-    Row(r"test_guard.py::test_no_code_sees_.*-numpy", 10, "15 sets of functions, 35 calls each"),
-    Row(r"test_guard.py::test_no_code_sees", "slow", "15 sets of functions; PyTorch compiles, JAX traces"),
+    Row(r"test_guard.py::test_no_code_sees_.*-numpy", 10, "15 sets of functions, 35 calls each", kept=2),
+    Row(r"test_guard.py::test_no_code_sees", "slow", "15 sets of functions; PyTorch compiles, JAX traces", 4),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(r"test_special_targets.py::test_special_values", "slow", "compiles kernels", 16),
     Row(CPU, "slow", "compiles kernels", 3),

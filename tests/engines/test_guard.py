@@ -46,7 +46,7 @@ from regard.torch.composed import rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-VALUES: dict[str, Any] = {"value": 0.7, "heads": np.ones(2, np.float32), "pairs": np.ones((1, 1), np.float32)}
+VALUES: dict[str, Any] = {"value": 0.7, "heads": np.ones(1, np.float32), "pairs": np.ones((1, 1), np.float32)}
 DECLARED = [
     ("scores", "value"), ("scores", "pairs"), ("denominators", "value"), ("denominators", "heads"),
     ("weights", "value"),
