@@ -23,7 +23,7 @@ extensions = [
 exclude_patterns = ["_build", "_templates", "_trees", "extensions", "pictures", "jupyter_execute"]
 templates_path = ["_templates"]
 
-# Pages: only those with a header of MyST-NB have blocks that run.
+# Pages: `extensions.markup` gives those with blocks a header of MyST-NB, which runs them.
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
@@ -87,12 +87,11 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 PICTURE = re.compile(r'<img alt="(?P<alt>[^"]*)" src="(?P<src>[./]*_images/(?P<name>[^"]*))"')
-
-
 PARAMETERS = re.compile(r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>")  # of a long signature, a list without terms
 
 
 def parameters(found: re.Match[str]) -> str:
+    """Return the lines of a long signature as blocks, not as a list."""
     lines = found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")
     return f'<div class="sig-parameters">{lines}</div>'
 

@@ -92,7 +92,7 @@ def native_maps(p: Problem, lse: Array, rows: Array, cols: Array) -> dict[str, A
     part = part_of(p, rows=slice(int(rows[0]), int(rows[-1])))
     shape = len(rows) - 1, len(cols) + 1
     lse = np.ascontiguousarray(lse.reshape(1, -1)[:, rows[0] : rows[-1]])
-    made = Pass(part, chosen(), lse, (pooled(*shape), pooled(*shape, "max")), (1, 1))
+    made = Pass(part, chosen(), lse, (pooled(*shape), pooled(*shape, "max")), (1, 1), None)
     made.row_edges, made.col_edges = rows - rows[0], np.array([0, *cols, p.n_k])
     made.part_edges = made._part_edges()
     mass, largest = made.result().values()

@@ -33,6 +33,7 @@ CPU = (
 TABLE: tuple[Row, ...] = (
     Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),
     Row(r"test_docs\.py::test_pages_in_a_browser_run_every_block", "nightly", "minutes: Python in a page, by chapter"),
+    Row(r"test_docs\.py::test_pages_in_a_browser_are_accessible\[light", "nightly", "minutes; the dark ones are slow"),
     # What only the extra test-slow installs
     Row(r"test_no_third.*\[1280", "nightly", "12 views, which 1600 has too"),
     Row("tests/browser/", "slow", "Playwright and Chromium"),
@@ -69,7 +70,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Every public call, for each engine and sets of its functions
     Row(r"test_guard.py::test_no_code_sees_.*-numpy", 10, "15 sets of functions, 35 calls each", kept=2),
-    Row(r"test_guard.py::test_no_code_sees", "slow", "15 sets of functions; PyTorch compiles, JAX traces", 4),
+    Row(r"test_guard.py::test_no_code_sees", "slow", "15 sets of functions; PyTorch compiles, JAX traces", 12),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(r"test_special_targets.py::test_special_values", "slow", "compiles kernels", 16),
     Row(CPU, "slow", "compiles kernels", 3),

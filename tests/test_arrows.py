@@ -54,7 +54,6 @@ LAZY = {
     "regard.doctor": ("engines.cpu.limits", COMPILER),
     "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.problem": ("core.tensors", "PyTorch, which an array on a device has loaded"),
-    "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (
         "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work "

@@ -24,6 +24,7 @@ def image(figure: Figure) -> str:
 
 
 def address(figure: Figure) -> str:
+    """Return a figure as an address that holds it."""
     return f"data:image/svg+xml;base64,{b64encode(figure._repr_svg_().encode()).decode()}"
 
 

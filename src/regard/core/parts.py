@@ -79,5 +79,5 @@ def sliced(p: Problem, slices: dict[str, Callable[[Array], Array]]) -> dict[str,
         return replace(x, node=rebuild(x.node, dense)) if dense else x
 
     of_kinds = (slices | {"rule": rule}).items()
-    given = {name: (part, getattr(p, name)) for kind, part in of_kinds for name in of_kind(kind)}
-    return {name: part(x) for name, (part, x) in given.items() if x is not None}
+    fields = {name: (part, getattr(p, name)) for kind, part in of_kinds for name in of_kind(kind)}
+    return {name: part(x) for name, (part, x) in fields.items() if x is not None}

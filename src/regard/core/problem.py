@@ -129,7 +129,7 @@ ROLES = {
     "gradients": "which gradients there are",
     "part": "the place in a larger call",
 }
-"""What a field of a `Problem` is for."""
+"""Roles of the fields of a `Problem`: what each is for."""
 
 KINDS = {
     "rows": "an array (..., h, n_q, features)",
@@ -140,7 +140,7 @@ KINDS = {
     "rule": "a mask or a score",
     "value": "a number, or another value that parts of a call share",
 }
-"""What a field of a `Problem` holds."""
+"""Kinds of the fields of a `Problem`: what each holds."""
 
 
 def declared(role: str, kind: str, default: Any = MISSING) -> Any:
@@ -335,7 +335,7 @@ class Problem:
 
     def per_head(self, x: Any) -> Array:
         """Return an array that aligns right to (h,), or a number, as (h,) in the dtype of sums."""
-        x = np.ascontiguousarray(x, self.compute)
+        x = np.ascontiguousarray(read(np.asarray(x)), self.compute)
         return x if x.shape == (self.heads,) else np.ascontiguousarray(np.broadcast_to(x, (self.heads,)))
 
     def sink_gradient(self, rows: Array) -> Any:
@@ -434,6 +434,16 @@ def device_of(x: Array) -> Any:
     while isinstance(owner, np.ndarray):
         owner = owner.base
     return getattr(owner, "lies_on", None)
+
+
+def read(x: Array, rows: Any = None) -> Array:
+    """Return an array, or some rows of it, in memory that NumPy can read."""
+    if device_of(x) is None:
+        return x if rows is None else x[rows]
+    from regard.core.tensors import array, tensor
+
+    there = tensor(x)
+    return array((there if rows is None else there[list(rows)]).cpu())
 
 
 def share(logit: Array, lse: Array) -> Array:

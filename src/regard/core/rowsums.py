@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core import checks
 from regard.core.parts import part_of
-from regard.core.problem import Problem, device_of, of_role
+from regard.core.problem import Problem, of_role, read
 from regard.rules import At, evaluate
 from regard.rules.expression import order
 from regard.runtime.threads import num_threads, spread_numpy
@@ -196,16 +196,6 @@ def spread(n: int, count: int, salt: int = 0) -> list[int]:
     ends = [0, n - 1][: count if count > 1 else 0]
     hashed = ((salt + at + 1) * 0x9E3779B97F4A7C15 % 2**64 * n >> 64 for at in range(count - len(ends)))
     return sorted({*ends, *hashed})
-
-
-def read(x: Array, rows: Any = None) -> Array:
-    """Return an array, or some rows of it, in memory that NumPy can read."""
-    if device_of(x) is None:
-        return x if rows is None else x[rows]
-    from regard.core.tensors import array, tensor
-
-    there = tensor(x)
-    return array((there if rows is None else there[list(rows)]).cpu())
 
 
 def _eps(dtype: np.dtype[Any]) -> float:

@@ -14,6 +14,7 @@ from regard.core.problem import Outputs, Problem
 Array = np.ndarray[Any, np.dtype[Any]]
 Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
+SMALL = 2**20  # query-key pairs of a problem that is small
 STRIP = 2**22  # weights of whole rows that are in memory at once
 
 
@@ -59,6 +60,11 @@ def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs
 
     out, lse, entropy = ct.out, ct.lse, ct.entropy
     return Outputs(divided(out, factor[..., None]), divided(lse, factor), divided(entropy, factor))
+
+
+def is_small(p: Problem) -> bool:
+    """Test for a problem whose whole rows of weights take a few milliseconds."""
+    return p.pairs <= SMALL
 
 
 def strips(p: Problem, rows: Any) -> Iterator[Any]:

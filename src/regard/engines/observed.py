@@ -23,16 +23,9 @@ def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
     return tuple(dict.fromkeys((*own, *(needed for s in observe for needed in s.needs or ()))))
 
 
-def complete(
-    p: Problem,
-    lse: Array,
-    found: Mapping[Statistic, Any],
-    forward: Callable[[Problem], tuple[Outputs, Found]],
-    maps: Maps,
-    weights: Callable[..., Array],
-) -> Found:
-    """Return every statistic observed, given those of `basic`. maps, weights: those of the engine."""
-    sums = ForwardSums(p, lse, forward, maps, weights)
+def complete(found: Mapping[Statistic, Any], sums: "ForwardSums") -> Found:
+    """Return every statistic that the call of `sums` observes, given those of `basic`."""
+    p = sums.p
     return {
         s: found[s] if s.needs is None else s.follow([found[needed] for needed in s.needs], sums, p.sizes)
         for s in p.observe
@@ -43,7 +36,8 @@ def complete(
 class ForwardSums:
     """The `LogSums` of a call, by further forward passes.
 
-    Where `known`, the lse of the scores, is too large, they are those of exp(S − known), from weights.
+    Where `known`, the lse of the scores, is too large, they are those of exp(S − known), from weights. forward, maps,
+    weights: those of the engine.
     """
 
     p: Problem
@@ -54,6 +48,7 @@ class ForwardSums:
 
     @cached_property
     def factor(self) -> Array | None:
+        """The factors of weights, see `factors`; None if there are none."""
         return factors(self.p, self.known, self.maps)
 
     @property

@@ -222,7 +222,7 @@ TEXTS: dict[str, Callable[[Any], Any]] = {
     "rows": np.shape, "keys": np.shape, "batch": repr, "pairs": array_text, "heads": array_text, "rule": rule_text,
     "value": repr,
 }  # fmt: skip
-"""What ranks compare of a field, by its kind: they have rows of their own of operands, and all else in common."""
+"""Functions to what ranks compare of a field, by its kind. Of operands each has rows of its own."""
 
 
 def digest(x: Array) -> str:

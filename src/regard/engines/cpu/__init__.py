@@ -36,8 +36,8 @@ from regard.core.statistics import (
     pooled,
 )
 from regard.engines import engines
-from regard.engines.normalized import factors, normalized, of_whole_rows, too_large
-from regard.engines.observed import basic, complete
+from regard.engines.normalized import is_small, normalized, of_whole_rows, too_large
+from regard.engines.observed import ForwardSums, basic, complete
 from regard.rules import Node, once, order
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -46,7 +46,6 @@ NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
 WIDEST = 1024
-SMALL = 2**20  # query-key pairs up to which NumPy has weights before a kernel is compiled
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 KNOWS = KNOWS_PARTS
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
@@ -146,18 +145,18 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         seen[s] = indices[..., 0] if isinstance(s, Argmax) else s.result([values, indices])
     passed = tuple(s for s in observe if isinstance(s, Visible | Received | WeightByDistance | Pooled))
     engine = engines()[NAME]
+    sums = ForwardSums(p, lse, lambda p: engine.forward(p, rows), engine.maps, engine.weights)
     if passed:
         engine.require("maps", p)
         from regard.engines.cpu.schedule.second_work import second_pass
 
-        seen |= second_pass(p, work.chosen(), lse, passed, factors(p, lse, engine.maps))
+        seen |= second_pass(p, work.chosen(), lse, passed, sums.factor)
     tiled = engines()["tiled"]
     many = tuple(s for s in observe if isinstance(s, TopWeights) and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
     seen |= {s: tiled.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)}
-    seen = complete(p, lse, seen, lambda p: engine.forward(p, rows), engine.maps, engine.weights)
-    return Outputs(results.out, lse, results.entropy, low), seen
+    return Outputs(results.out, lse, results.entropy, low), complete(seen, sums)
 
 
 def prepare(p: Problem, function: str = "forward", vary: Collection[str] = ()) -> Any:
@@ -189,7 +188,7 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
     Rows whose lse is too large take the part from whole rows.
     """
-    if p.pairs <= SMALL:
+    if is_small(p):
         return engines()["tiled"].weights(p, lse, rows, cols)
     if len(cols) < p.n_k and too_large(lse[..., np.asarray(rows, int)]).any():
         return of_whole_rows(engines()[NAME].weights, p, lse, rows, cols)

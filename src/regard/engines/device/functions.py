@@ -22,7 +22,7 @@ from regard.engines import engines
 from regard.engines.device.call import DeviceCall, GradientSums, computing, rows_of
 from regard.engines.device.formula import Tensors
 from regard.engines.device.statistics import Sums
-from regard.engines.observed import basic, complete
+from regard.engines.observed import ForwardSums, basic, complete
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Given = Sequence[Tensor | None]
@@ -99,7 +99,8 @@ def following(p: Problem, lse: Array, seen: dict[Any, Any], rows: range | None) 
     def part(q: Problem, given: Array, rows: range, cols: range) -> Array:
         return host(device.weights(q, lse, rows, cols))
 
-    found = {s: x for s, x in complete(p, host(lse), basics, again, coarse, part).items() if s not in seen}
+    sums = ForwardSums(p, host(lse), again, coarse, part)
+    found = {s: x for s, x in complete(basics, sums).items() if s not in seen}
     if p.device is None:
         return found
     return {s: each_array(x, lambda y: array(torch.from_numpy(y).to(p.device))) for s, x in found.items()}

@@ -29,8 +29,8 @@ from regard.core.statistics import (
     pooled,
 )
 from regard.engines import engines
-from regard.engines.normalized import factors, of_whole_rows, too_large
-from regard.engines.observed import basic, complete
+from regard.engines.normalized import is_small, of_whole_rows, too_large
+from regard.engines.observed import ForwardSums, basic, complete
 from regard.engines.tiled.tiles import (
     BAND,
     BLOCK_K,
@@ -47,8 +47,6 @@ from regard.engines.tiled.tiles import (
 from regard.runtime.threads import num_threads, spread_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-SMALL = 2**20  # query-key pairs of a problem that is small
 
 
 def threads_for(p: Problem, rows: int | None = None) -> int:
@@ -120,8 +118,9 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     spread_blocks(p, work, rows)
     seen[LSE] = lse
     tiled = engines()["tiled"]
-    seen |= passed(p, lse, tuple(s for s in observe if s not in seen))
-    seen = complete(p, lse, seen, lambda p: tiled.forward(p, rows), tiled.maps, tiled.weights)
+    sums = ForwardSums(p, lse, lambda p: tiled.forward(p, rows), tiled.maps, tiled.weights)
+    seen |= passed(sums, tuple(s for s in observe if s not in seen))
+    seen = complete(seen, sums)
     return Outputs(out, lse, seen.get(ENTROPY), low), seen
 
 
@@ -352,16 +351,16 @@ class BlockLse:
         return S, P
 
 
-def passed(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+def passed(sums: ForwardSums, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
     """Return the statistics that need the weights and lse: sums over queries, maps, and single rows."""
-    tiled = engines()["tiled"]
+    p, lse = sums.p, sums.known
     seen: dict[Statistic, Any] = {
-        s: tiled.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)
+        s: sums.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)
     }
-    sums = tuple(s for s in observe if s not in seen)
-    if sums:
-        tiled.require("maps", p)
-        seen |= second_pass(p, lse, sums, factors(p, lse, tiled.maps))
+    others = tuple(s for s in observe if s not in seen)
+    if others:
+        engines()["tiled"].require("maps", p)
+        seen |= second_pass(p, lse, others, sums.factor)
     return seen
 
 
@@ -503,11 +502,6 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     if len(rows) and len(cols):
         spread_blocks(p, whole if len(cols) == p.n_k else part, rows, cols)
     return tile
-
-
-def is_small(p: Problem) -> bool:
-    """Test for a problem whose whole rows of weights take a few milliseconds."""
-    return p.pairs <= SMALL
 
 
 def by_rows(x: Array) -> Array:

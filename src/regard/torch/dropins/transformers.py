@@ -410,10 +410,7 @@ def mask(
     model = getattr(config, "model_type", None) or "the model"
     if torch.compiler.is_compiling():
         if as_eager and not supports(type(config), "flex_attn"):
-            return eager_mask(
-                batch_size, q_length, kv_length, q_offset, kv_offset, function, attention_mask, dtype, device=device,
-                **options,
-            )  # fmt: skip
+            return make(**options)
         simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
         if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
             return outside_mask(

@@ -84,7 +84,7 @@ class Pass:
         lse: Array,
         observe: tuple[Statistic, ...],
         shape: tuple[int, int],
-        rest: Array | None = None,
+        rest: Array | None,
     ):
         self.p = p = scores_alone(p)
         self.target, self.observe = target, observe

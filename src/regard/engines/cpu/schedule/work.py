@@ -168,7 +168,7 @@ IDENTITY: dict[str, Callable[[Any], Any]] = {
     "heads": lambda x: True,
     "rule": lambda x: rule_signature(x.node),
 }
-"""What a schedule depends on of a field that holds no value, by its kind."""
+"""Functions to what a schedule depends on of a field that holds no value, by its kind."""
 
 GIVEN = ("seed",)
 """Fields that are arguments of each run of a schedule."""

@@ -108,7 +108,7 @@ def module(
     names = [name for name, _ in kernels]
     key = repr([(name, spec.key) for name, spec in kernels])
     code = linked(cache.stored_object(key, "attention", target, lambda: _together(texts())), names)
-    given = [rule for rule in (mask, score) if rule is not None]
+    present = [rule for rule in (mask, score) if rule is not None]
     tables = b"".join(x.tobytes() for _, x in _tables(rules))
     description = {
         "version": VERSION,
@@ -136,10 +136,10 @@ def module(
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
-        "requires": [[x.rule, x.argument, x.axis, x.length] for rule in given for x in rule.requires],
+        "requires": [[x.rule, x.argument, x.axis, x.length] for rule in present for x in rule.requires],
         "readByQuery": [
             [rule.text, axis, repr(table), table.shape[axis]]
-            for rule in given
+            for rule in present
             for table, axis in read_by_query(rule.node)
         ],
         "statistics": [s.name for s in observe],
