@@ -6,7 +6,7 @@ python tests/walks.py gradients  and their names
 
 import sys
 from collections.abc import Callable
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +41,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     """Return small calls on tensors."""
     q, k, v = torch.randn(3, 2, 8, 16, 64, generator=torch.manual_seed(0))
     window, sink = regard.window(4), torch.zeros(8)
+    padding, lengths = regard.padding(torch.tensor([9, 16])), count(1)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
     return {
@@ -48,6 +49,8 @@ def calls() -> dict[str, Callable[[], Any]]:
         "causal": lambda: regard.attention(q, k, v, causal=True),
         "bias": lambda: regard.attention(q, k, v, bias=q[0, 0, :, :1]),
         "options": lambda: regard.attention(q, k, v, mask=window, sink=sink, dropout=0.1, seed=3),
+        "padding": lambda: regard.attention(q, k, v, mask=padding),
+        "padding, made anew": lambda: regard.attention(q, k, v, mask=regard.padding([next(lengths), 16])),
         "gradients": lambda: torch.autograd.grad(regard.attention(*leaves).sum(), leaves),
         "gradients, options": lambda: torch.autograd.grad(
             regard.attention(*leaves, mask=window, sink=sink, bias=q[0, 0, :, :1], dropout=0.1, seed=3).sum(), leaves

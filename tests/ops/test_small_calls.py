@@ -213,12 +213,18 @@ def known(options: dict[str, Any]) -> None:
     regard.attention(X, X, X, **{name: rule for name, rule in options.items() if name in ("mask", "score", "causal")})
 
 
-def test_a_call_is_not_kept_for_a_rule_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = window(2)
-    for n, mask in enumerate((window(2), window(2), rule, rule, rule)):
+def test_a_call_is_kept_for_a_rule_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its third call at the latest; one whose numbers change is never kept."""
+    for n in range(4):
         calls = seen_calls(monkeypatch)
-        call(mask=mask)
-        assert len(calls) == (n < 4)
+        call(mask=window(1234))
+        assert len(calls) == (n < 2)
+    stored = len(callcache.entries())
+    for n in range(4):
+        calls = seen_calls(monkeypatch)
+        call(mask=window(2345 + n))
+        assert len(calls) == 1
+    assert len(callcache.entries()) == stored
 
 
 def seen_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

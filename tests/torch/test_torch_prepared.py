@@ -1,6 +1,9 @@
 """Gradients of known calls come from prepared calls, with the bits of the engine's backward."""
 
 import gc
+import json
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import prepared_forms
 import regard
+from prepared_forms import FORMS, KEYS, digests, results
 from regard.core.tensors import array
 from regard.engines import cpu
 from regard.engines.cpu.schedule.prepared_backward import PreparedBackward
@@ -329,3 +334,42 @@ def test_what_is_not_prepared_has_the_options_of_the_call() -> None:
     for n in (1, 2, 3):
         for x, y in zip(derivatives(n, None), derivatives(n, "cpu"), strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.fixture(scope="module")
+def of_fresh_processes() -> list[dict[str, list[str]]]:
+    """The digests of each form with the first and the second values, each in a process of its own."""
+    script = prepared_forms.__file__
+    runs = [subprocess.Popen([sys.executable, script, n], stdout=subprocess.PIPE, text=True) for n in "01"]
+    return [json.loads(run.communicate()[0]) for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_rules_of_one_form(form: str, order: tuple[int, ...], of_fresh_processes: list[dict[str, list[str]]]) -> None:
+    """A prepared call with other values has the bits of a process that knows these values alone."""
+    with ThreadPoolExecutor(1) as thread:  # whose store is empty
+        for values in order:
+            for _ in range(2):
+                assert thread.submit(digests, form, values).result() == of_fresh_processes[values][form]
+
+
+@pytest.mark.parametrize("form", [x for x in FORMS if x != "a score that may hide"])
+def test_calls_with_other_values_are_prepared(form: str, whole: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those that values make another form, and calls of several tiles."""
+    seen: list[Any] = []
+
+    def forward(p: Any, *rest: Any, run: Any = cpu.forward) -> Any:
+        seen.append(p)
+        return run(p, *rest)
+
+    monkeypatch.setattr(cpu, "forward", forward)
+    for n in KEYS:
+        for _ in range(2):
+            results(form, 0, n)
+        del seen[:], whole[:]
+        results(form, 1, n)
+        prepared = n <= 128 and form != "nested"
+        assert prepared == (not seen)
+        assert not (prepared and whole)

@@ -14,9 +14,11 @@ MOST = {
     "plain": (9, 12),
     "causal": (9, 12),
     "bias": (9, 13),
-    "options": (11, 15),
+    "options": (11, 17),
+    "padding": (11, 16),
+    "padding, made anew": (20, 87),
     "gradients": (14, 37),
-    "gradients, options": (18, 43),
+    "gradients, options": (18, 45),
 }
 """The modules that a call may enter, and how often one may follow another."""
 

@@ -66,13 +66,16 @@ class CallRules:
 
     @cached_property
     def integers(self) -> type[np.signedinteger[Any]]:
-        """int32 if bounds prove that all integers of the rules fit, else int64."""
+        """int32 if bounds prove that all integers of the rules fit, else int64.
+
+        The `width` of tables decides, not their values: rules of one form have one kernel.
+        """
         nodes = [rule.node for rule in (self.mask, self.score) if rule is not None]
         integers = [node for node in order(nodes) if node.kind == "int"]
         near = 2**16  # a tile may reach beyond the call, by less than this
         indices = {axis: (a - near, b + near) for axis, (a, b) in self.extents.indices.items()}
         limit = 2**31
-        bounds = intervals(integers, Ranges(**indices, keys=self.extents.keys))
+        bounds = intervals(integers, Ranges(**indices, keys=self.extents.keys, any_values=True))
         return np.int32 if all(np.all((x.lo >= -limit) & (x.hi < limit)) for x in bounds) else np.int64
 
 

@@ -49,6 +49,7 @@ import numpy as np
 from regard.arguments.values import shown
 from regard.core.problem import FUNCTIONS, INTERNAL, OPTIONAL, Differential, Outputs, Problem, SumShapes
 from regard.core.statistics import Statistic
+from regard.rules import Table
 from regard.warning import RegardWarning, level_of_caller
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -60,7 +61,9 @@ class PreparedCall(Protocol):
     The call returns False, and has written no result, for numbers that only the function itself computes.
     """
 
-    def __call__(self, addresses: Sequence[int], /, *keys: Any, seed: int = 0) -> bool: ...
+    def __call__(
+        self, addresses: Sequence[int], /, *keys: Any, seed: int = 0, tables: tuple[Table, ...] | None = None
+    ) -> bool: ...
 
 
 class Engine(Protocol):
@@ -125,9 +128,10 @@ class Guarded:
         Forward is given the addresses of out, lse, query, key and value. Backward is given those, with the cotangent of
         out, as the only one, after lse, and of the gradients of query, key and value. Then follow low, the bias, the
         dense masks and the sink that there are, and in backward the gradient of the sink: both (h,) in the dtype of
-        sums. Inputs have the same shapes and strides as in the problem, outputs and their cotangents those of
-        `Problem.new_output`, and gradients are contiguous. vary: "low" says that there is one. With "keys" their number
-        differs too. It follows, with the strides of key and value in numbers, not bytes.
+        sums. tables: `tables_of` rules of the problem's forms, by default its own. Inputs have the same shapes and
+        strides as in the problem, outputs and their cotangents those of `Problem.new_output`, and gradients are
+        contiguous. vary: "low" says that there is one. With "keys" their number differs too. It follows, with the
+        strides of key and value in numbers, not bytes.
         """
         prepare = None if unknown(self.engine, function, p) else getattr(self.engine, "prepare", None)
         return None if prepare is None else prepare(p, function, vary)

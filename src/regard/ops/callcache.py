@@ -16,7 +16,8 @@ of its own, because a cached call has scratch memory. NumPy arrays and PyTorch t
 store. They differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask, a
 bias or a sink that is a tensor counts among the operands.
 
-A call enters the store when its rules were in an earlier call: rules that are made anew in each call never match.
+Of a rule its form counts (`regard.rules.forms`): a padding mask of other lengths has the same signature. A call enters
+the store when rules of these forms were in an earlier call. So rules with other numbers in each call do not fill it.
 """
 
 import math
@@ -25,7 +26,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from regard.core.layout import Layout
 from regard.core.options import DEFAULTS
 from regard.core.problem import Problem
 from regard.engines import PreparedCall
-from regard.rules import Mask, Score
+from regard.rules import Mask, Score, Table, form_of, tables_of
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.bounded import insert
@@ -47,7 +47,6 @@ CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "dropout
 """The options that signatures may have, with the type of their values."""
 SIZE = 192  # entries of a thread; a call on tensors with a derivative takes three
 _thread = threading.local()
-_met: WeakSet[Rule] = WeakSet()
 # The mapping inside of os.environ: a missing name raises no exception, which takes 30 µs in cold caches.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _name = os.environ.encodekey("REGARD_CPU") if hasattr(os.environ, "_data") else "REGARD_CPU"
@@ -71,8 +70,7 @@ def signature(operands: tuple[Any, ...] | None, options: Mapping[str, Any]) -> S
     """Return the signature of a call; None if its checks or results depend on more.
 
     operands: dtypes, shapes and strides, as of `array_operands`. options: those given, in the order in which they are
-    given. One that `CACHED` lacks must have its default. Rules never change, and a dead reference equals no other.
-    So the entry of a deleted rule is never found.
+    given. One that `CACHED` lacks must have its default.
     """
     if operands is None:
         return None
@@ -86,7 +84,7 @@ def signature(operands: tuple[Any, ...] | None, options: Mapping[str, Any]) -> S
         if kind is Mask or kind is Score:
             if x.foreign or x.dense:
                 return None
-            x = ref(x)
+            x = form_of(x.node), x.requires
         elif kind is float and not x:  # 0.0 equals −0.0
             return None
         parts += name, x
@@ -126,17 +124,14 @@ def store(signature: Signature, entry: Entry) -> None:
     insert(entries(), signature, entry, SIZE)
 
 
-def met(*rules: Rule | None) -> bool:
-    """Return whether all rules were in an earlier call."""
-    return all(rule is None or rule in _met for rule in rules)
-
-
-def meet(*rules: Rule | None) -> bool:
-    """Return whether all rules were in an earlier call, and record them."""
-    known = met(*rules)
-    if not known:
-        _met.update(rule for rule in rules if rule is not None)
-    return known
+def met(*rules: Rule | None, record: bool = False) -> bool:
+    """Return whether rules of these forms were in an earlier call, and record them if asked to."""
+    forms = [form_of(rule.node) for rule in rules if rule is not None]
+    earlier = all(form.met for form in forms)
+    if record:
+        for form in forms:
+            form.met = True
+    return earlier
 
 
 class CachedCall:
@@ -151,7 +146,14 @@ class CachedCall:
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
         self.lse_address = address_of(self.lse)
 
-    def __call__(self, query: Array, key: Array, value: Array) -> Array:
+    def __call__(self, query: Array, key: Array, value: Array, options: Mapping[str, Any]) -> Array:
         out = self.new(self.shape, self.dtype)
-        self.run((address_of(out), self.lse_address, address_of(query), address_of(key), address_of(value)))
+        addresses = address_of(out), self.lse_address, address_of(query), address_of(key), address_of(value)
+        self.run(addresses, tables=tables_in(options))
         return out
+
+
+def tables_in(options: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Return the tables that the rules of a call read."""
+    mask, score = options.get("mask"), options.get("score")
+    return () if mask is score is None else tables_of(*[x if x is None else x.node for x in (mask, score)])

@@ -75,7 +75,7 @@ def checked(
         return problem
     problem.offset.setflags(write=False)
     fields = problem.shared_fields
-    if callcache.meet(mask, score):
+    if callcache.met(mask, score, record=True):
         callcache.store(signature, callcache.Entry(arranged, fields))
     return Problem.from_fields(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
 

@@ -7,6 +7,7 @@
 | `tensors` | PyTorch's functions in rules, by name |
 | `expression` | expressions as graphs of nodes; values: `evaluate` |
 | `program` | code: expressions as instructions, and as text |
+| `forms` | what rules share whose tables have other values |
 | `intervals`, `extremes` | interval arithmetic over index ranges; least and greatest entries of tables |
 | `bounds` | bounds: `classify`, `key_tiles`, `visible_tiles` |
 | `derivative` | derivatives: `partials`, `tangent`, and `scatter`, which sums gradients of tables |
@@ -19,6 +20,7 @@ from regard.arguments.values import type_name
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, visible_tiles
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
+from regard.rules.forms import Form, form_of, tables_of
 from regard.rules.grids import neighborhood
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
@@ -47,6 +49,7 @@ __all__ = [
     "NOTHING",
     "OPS",
     "At",
+    "Form",
     "Instruction",
     "Interval",
     "Kind",
@@ -70,6 +73,7 @@ __all__ = [
     "dilated",
     "documents",
     "evaluate",
+    "form_of",
     "global_tokens",
     "interval",
     "intervals",
@@ -92,6 +96,7 @@ __all__ = [
     "softcap",
     "strided",
     "table",
+    "tables_of",
     "tangent",
     "temperature",
     "type_name",

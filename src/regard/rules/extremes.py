@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +17,8 @@ ENTRIES = 2**18  # entries read together, which limits temporary memory
 ROWS = 64  # rows of a box that are read one after the other; boxes with more are read by the hulls of these rows
 CACHED = 2**18  # bytes of the summaries of a small table
 Spans = tuple[tuple[int, int], ...]
+T = TypeVar("T")
+WIDTHS = (16, 24, 32, 64)
 
 
 class Extremes:
@@ -82,12 +84,12 @@ class Extremes:
         return results[0], results[1]
 
 
-def _once(function: Callable[[Table], bool]) -> Callable[[Table], bool]:
+def _once(function: Callable[[Table], T]) -> Callable[[Table], T]:
     """Cache what a function finds in a table, since tables never change."""
-    results: WeakKeyDictionary[Table, bool] = WeakKeyDictionary()
+    results: WeakKeyDictionary[Table, T] = WeakKeyDictionary()
 
     @wraps(function)
-    def cached(table: Table) -> bool:
+    def cached(table: Table) -> T:
         if table not in results:
             results[table] = function(table)
         return results[table]
@@ -110,6 +112,16 @@ def has_nan(table: Table) -> bool:
 def has_infinite(table: Table) -> bool:
     """Return whether an entry of a float table is NaN or infinite in float32; False for unknown entries."""
     return table.known is not None and not bool((abs(_entries(table)) <= np.finfo(np.float32).max).all())
+
+
+@_once
+def width(table: Table) -> int:
+    """Return the least of WIDTHS whose signed integers include all entries of an integer table."""
+    values = table.known
+    if values is None:
+        return WIDTHS[-1]
+    most = max(int(values.max()), -1 - int(values.min()))
+    return next(bits for bits in WIDTHS if most < 2 ** (bits - 1))
 
 
 def _summarize(table: Table, axis: int, spans: Spans | None) -> Extremes:

@@ -5,7 +5,7 @@ exact for sums of multiples of indices, with repeated indices combined.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.rules.expression import INT64, Array, Node, erf, order, truncate
-from regard.rules.extremes import has_nan, look_up
+from regard.rules.extremes import has_nan, look_up, width
 
 LIMIT = 2.0**62  # integers beyond this may have wrapped
 SUMS = ("add", "subtract", "negative", "multiply")
@@ -40,7 +40,7 @@ class Ranges:
 
     They are integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float arithmetic,
     float32 or float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest
-    value there.
+    value there. any_values: integer tables may have any values of their `width`.
     """
 
     b: Bound = (0, 0)
@@ -50,6 +50,7 @@ class Ranges:
     keys: int | None = None
     dtype: Any = np.float32
     dense: Any = None
+    any_values: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class Ranges:
         Bounds that are numbers serve all positions.
         """
         b, h, i = (tuple(end[rows] if np.ndim(end) else end for end in x) for x in (self.b, self.h, self.i))
-        return Ranges(b, h, i, j, self.keys, self.dtype, self.dense)
+        return replace(self, b=b, h=h, i=i, j=j)
 
 
 @dataclass(frozen=True)
@@ -422,6 +423,9 @@ def _gather(env: Environment, node: Node, *indices: Interval) -> Interval:
         ends = (-np.inf, np.inf) if table.kind == "float" else (INT64.min, INT64.max)
         low, high = (0, 1) if table.kind == "bool" else ends
         return Interval(np.asarray(low), np.asarray(high), table.kind == "float")
+    if env.ranges.any_values and table.kind == "int":
+        limit = 2 ** (width(table) - 1)
+        return Interval(np.asarray(-limit), np.asarray(limit - 1))
     lo = hi = table.array
     if indices:
         inside = [np.clip(end, 0, length - 1) for length, x in zip(table.shape, indices, strict=True) for end in x[:2]]

@@ -182,7 +182,7 @@ def attention(
             if call.seeded:
                 seed = new_seed() if options.get("seed") is None else options["seed"]
             if undifferentiated(query, key, value, *tensors):
-                return call.output(query, key, value, *tensors, seed=int(seed))
+                return call.output(query, key, value, *tensors, seed=int(seed), tables=known.tables)
             if call.fields is not None or (call.step and query.dtype not in SHORT):
                 return AttentionFunction.apply(*call.applied_to(known, (query, key, value, *tensors), seed))[0]
     if theirs := overriding((query, key, value, *options.values())):

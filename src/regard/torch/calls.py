@@ -15,8 +15,9 @@ from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import ENTROPY, LSE, Seen, Statistic, asked_for, each_array, of_engine
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
+from regard.ops.callcache import tables_in
 from regard.ops.normalization import problem_from
-from regard.rules import Table, Traced, reads
+from regard.rules import Score, Table, Traced, reads, tables_of
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
 from regard.runtime.forks import cached_property
@@ -74,6 +75,11 @@ class TensorCall:
         score = self.options["score"]
         tables = [] if score is None else [x for x in foreign(score.node) if x.kind == "float"]
         return tuple(x for x in self.others if x == "bias" or x in tables)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that its rules read."""
+        return tables_in(self.options)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
@@ -145,8 +151,8 @@ class ArrayCall:
             leads = (x.shape[:-3] for x in (query, key, value))
             options |= unfolded(options, np.broadcast_shapes(*leads), call.folded)
         p = problem_from(query, key, value, **options)
-        if call.constants:
-            p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
+        if constants := constants_of(call, p.score, tables):
+            p = replace(p, constants=constants)
         weights = p.pairs if call.before_weights and function == "forward" else 0
         engine = choose(p, call.engine, function)
         checks.fits(p, weights=weights, **RESULTS[function])
@@ -222,6 +228,15 @@ def bound(call: TensorCall, given: dict[Any, Array]) -> tuple[dict[str, Any], di
         seed = given["seed"]
         options["seed"] = seed.item() if seed.size == 1 else seed
     return options, tables
+
+
+def constants_of(call: TensorCall, score: Score | None, tables: dict[Any, Table]) -> frozenset[Any]:
+    """Return what needs no gradient of a problem: a bias, and tables of the score.
+
+    tables: those of tensors, by input. Other tables are constants.
+    """
+    every = () if score is None else tables_of(score.node)
+    return frozenset(x for x in every if x not in tables.values()).union(tables.get(x, x) for x in call.constants)
 
 
 class RankCallMaker(Protocol):

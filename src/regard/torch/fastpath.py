@@ -16,12 +16,12 @@ from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import PreparedCall, choose
 from regard.ops import callcache
 from regard.ops.callcache import Entry, Signature, signature
-from regard.rules import as_mask
-from regard.rules.masks import Rule
+from regard.ops.normalization import causally
+from regard.rules import Table, as_mask, tables_of
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, TensorCall
+from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, TensorCall, constants_of
 from regard.torch.modes import profiled, transformed, watched
 from regard.torch.team import TEAM
 
@@ -30,6 +30,7 @@ TENSORS = ("bias", "mask", "sink")  # options whose tensors count among the oper
 OPERANDS = ("query", "key", "value")
 STEP_OPTIONS = {"causal", "scale"}
 OF_SINK = ("denominators", "outside")
+OF_RULES = ("mask", "score", "rules")
 DERIVED = ("mask", "score", "rules", "extents", "device")  # what a problem shares besides `shared_fields`
 STRIDED = torch.strided
 data_ptr = torch.Tensor.data_ptr
@@ -40,7 +41,8 @@ class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse; in 16 bits also low.
 
     run: the engine's prepared call. ready: the call that it was made of. step: it takes any number of keys. more: the
-    names of TENSORS that it has. If it has derivatives, fields is what their problems share: all but the tensors.
+    names of TENSORS that it has. If it has derivatives, fields is what their problems share: all but the tensors, and
+    rules that read tables, whose values change.
     """
 
     def __init__(self, run: PreparedCall, ready: ArrayCall, step: bool, more: Sequence[str], dtype: torch.dtype):
@@ -50,7 +52,7 @@ class CachedTensorCall:
         self.more = more
         self.step, self.out, self.rows, self.dtype = step, ready.layout.out_shape(p), p.shape(p.n_q), dtype
         self.grouped = p.group != 1  # query heads share heads of the key
-        self.seeded, self.sink = bool(p.dropout), "sink" in more
+        self.seeded, self.sink, self.reads_tables = bool(p.dropout), "sink" in more, bool(ready.call.tables)
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.large = prod(self.out) * dtype.itemsize >= memory.LARGE
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # never returned
@@ -58,7 +60,7 @@ class CachedTensorCall:
         self.fields: dict[str, Any] | None = None
         if not (step or "mask" in more):
             self.fields = p.shared_fields | {name: getattr(p, name) for name in DERIVED}
-            for name in (*more, *OF_SINK * self.sink):  # arrays of one call
+            for name in (*more, *OF_SINK * self.sink, *OF_RULES * self.reads_tables):  # arrays of one call
                 del self.fields[name]
         self.low = dtype in SHORT and self.fields is not None
         self.run_low: Any = None
@@ -71,12 +73,15 @@ class CachedTensorCall:
         """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
-    def output(self, *given: torch.Tensor, seed: int = 0) -> torch.Tensor:
-        """Return the output alone, of query, key, value and the other tensors of the cached call."""
+    def output(self, *given: torch.Tensor, seed: int = 0, tables: tuple[Table, ...] = ()) -> torch.Tensor:
+        """Return the output alone, of query, key, value and the other tensors of the cached call.
+
+        tables: those that its rules read.
+        """
         out = self.new(given[0])
         if self.sink:
             given = *given[:-1], self.sums(given[-1])
-        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, seed)
+        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, seed, tables)
         return out
 
     def __call__(self, call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -85,13 +90,13 @@ class CachedTensorCall:
         given, seed = (inputs, 0) if len(inputs) == len(OPERANDS) else self.arranged(call, inputs)
         addresses = [out.data_ptr(), lse.data_ptr(), *map(data_ptr, given)]
         if not self.low:
-            self.write(addresses, given, seed)
+            self.write(addresses, given, seed, call.tables)
             return out, lse
         if self.run_low is None:
             self.run_low = self.prepared(call, "forward", inputs)
         low = self.new(inputs[0])
         addresses.insert(5, low.data_ptr())
-        self.run_low(addresses, seed=seed)
+        self.run_low(addresses, seed=seed, tables=call.tables)
         return out, lse, low
 
     def arranged(self, call: TensorCall, inputs: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], int]:
@@ -101,14 +106,14 @@ class CachedTensorCall:
             named["sink"] = self.sums(named["sink"])
         return tuple([named[name] for name in self.names]), int(named["seed"]) if self.seeded else 0
 
-    def write(self, addresses: list[int], given: tuple[torch.Tensor, ...], seed: int) -> None:
+    def write(
+        self, addresses: list[int], given: tuple[torch.Tensor, ...], seed: int, tables: tuple[Table, ...]
+    ) -> None:
         if self.step:
             _, k, v = given
             self.run(addresses, k.shape[-2], k.stride(), v.stride())
-        elif self.seeded:
-            self.run(addresses, seed=seed)
         else:
-            self.run(addresses)
+            self.run(addresses, seed=seed, tables=tables)
 
     def sums(self, sink: torch.Tensor) -> torch.Tensor:
         """Return the sink as engines read it, in the dtype of sums."""
@@ -122,7 +127,7 @@ class CachedTensorCall:
         if self.seeded:
             named["seed"] = torch.as_tensor(seed, device="cpu")
         if "bias" in named and named["bias"].requires_grad:
-            if self.trained is None:
+            if self.trained is None or self.trained.options is not call.options:
                 floats = *OPERANDS, *(name for name in ARRAYS if name in named)
                 self.trained = replace(call, floats=floats, others=tuple(x for x in call.others if x != "bias"))
             call = self.trained
@@ -136,7 +141,10 @@ class CachedTensorCall:
         own |= {name: named[name] for name in ARRAYS if name in named}
         if self.seeded:
             own["seed"] = int(named["seed"])
-        p = Problem.from_fields(self.fields, **own, constants=frozenset({"bias"}.intersection(call.others)))
+        if self.reads_tables:
+            own |= rules_of(call)
+        own["constants"] = constants_of(call, call.options["score"], {})
+        p = Problem.from_fields(self.fields, **own)
         if function not in self.engines:
             self.engines[function] = choose(p, None, function)
         return ArrayCall(call, p, self.layout, self.engines[function])
@@ -156,7 +164,7 @@ class CachedTensorCall:
         saved = (out, lse, low) if self.low else (out, lse)
         if self.fields is None or dout is None or dlse is not None or not all(x.is_contiguous() for x in saved):
             return None
-        key = call, *[x.stride() for x in inputs]
+        key = self, call.floats, *[x.stride() for x in inputs]
         entry = callcache.find(key)
         if entry is None:
             entry = Entry(call=self.prepared(call, "backward", inputs), tried=True)
@@ -172,11 +180,19 @@ class CachedTensorCall:
             if self.sink:
                 g.append(torch.empty_like(more[-1]))
                 more = *more, g[-1]
-        if not entry.call([*map(data_ptr, (out, lse, dout, *inputs[:3], *g[:3], *more))], seed=seed):
+        if not entry.call(
+            [*map(data_ptr, (out, lse, dout, *inputs[:3], *g[:3], *more))], seed=seed, tables=call.tables
+        ):
             return None
         if self.sink:
             g[-1] = g[-1].to(inputs[call.inputs.index("sink")].dtype)
         return tuple(g)
+
+
+def rules_of(call: TensorCall) -> dict[str, Any]:
+    """Return the rules of a call's problem."""
+    mask, score = call.options["mask"], call.options["score"]
+    return {"mask": causally(mask) if call.options["causal"] else mask, "score": score}
 
 
 def new_gradient(x: torch.Tensor, positions_first: bool) -> torch.Tensor:
@@ -251,12 +267,12 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
     others = options
     if given or "seed" in options:
         others = {name: x for name, x in options.items() if name not in given and name != "seed"}
-    met = callcache.meet if given or options.get("dropout") else callcache.met  # the checks record rules of other calls
-    for name in RULES:
-        rule = others.get(name)
-        if rule is not None and not (isinstance(rule, Rule) and met(rule)):
-            return None
-    return signature(operands, others)
+    signed = signature(operands, others)
+    mask, score = others.get("mask"), others.get("score")
+    if signed is None or (mask is None and score is None):
+        return signed
+    unchecked = bool(given or options.get("dropout"))  # the checks record rules of other calls
+    return signed if callcache.met(mask, score, record=unchecked) else None
 
 
 def cached(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
@@ -270,6 +286,11 @@ def cached(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None
         entry = Entry(call=_made(q, k, v, options), tried=True)
         callcache.store(signed, entry)
     call: TensorCall | None = None if entry is None else entry.call
+    if entry is None or call is None or not call.cached.reads_tables:
+        return call
+    rules = {name: options.get(name) for name in RULES}
+    if any(call.options[name] is not rule for name, rule in rules.items()):  # of the same forms
+        entry.call = call = replace(call, options=call.options | rules)
     return call
 
 
@@ -303,7 +324,7 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     if step:  # its query is the last position and sees all others
         ready = replace(ready, problem=replace(ready.problem, mask=None))
     run = ready.engine.prepare(ready.problem, "forward", ["keys"] * step)
-    if run is None:
+    if run is None or call.tables != tables_of(ready.problem.mask_node, ready.problem.score_node):
         return None
     return replace(call, cached=CachedTensorCall(run, ready, step, tuple(tensors), q.dtype))
 

@@ -6,19 +6,22 @@ caches. A prepared call has scratch memory, and serves one thread.
 
 from array import array
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.engines.cpu.schedule.arguments import arrays_of, base_of, dense_masks, programs
+from regard.engines.cpu.schedule.arguments import arrays_of, base_of, dense_masks, programs, table_array
 from regard.engines.cpu.schedule.launches import LaunchStage, RepeatedStage, address_in, launch
-from regard.engines.cpu.schedule.stages import LaunchStages, long
+from regard.engines.cpu.schedule.stages import ONE_TILE, LaunchStages, long
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, schedule_for, threads_for
 from regard.engines.cpu.spec.operands import BASES, FIELDS, SEED
 from regard.engines.cpu.spec.tiles import KEYS, tile_word
 from regard.engines.cpu.target.instructions import Target
+from regard.rules import Table, tables_of
+from regard.runtime.memory import address_of
 from regard.runtime.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,12 +33,34 @@ PLAIN = frozenset({"positions_first", "constants"})  # those of a decode step
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
-class PreparedForward:
-    """A schedule that one thread runs again, with other arrays of the same layout."""
+class TableFields:
+    """The fields of a prepared call for the addresses of its rules' tables.
 
-    def __init__(self, schedule: Schedule, kernel: Any, dense: Sequence[str] = (), sink: bool = False):
-        self.arguments: tuple[Any, ...] = schedule, kernel, dense, sink
-        self.kernel, self.threads = kernel, schedule.threads
+    at: their positions. tables: those of the last call. real: the dtype of floats.
+    """
+
+    def __init__(self, p: Problem, names: Sequence[str]):
+        self.at = [names.index(f"{prefix}_table{n}") for prefix, x in programs(p) for n in range(len(x.tables))]
+        self.tables, self.real = tables_of(p.mask_node, p.score_node), p.compute
+
+    def set(self, tables: tuple[Table, ...], copies: Sequence["array[int]"]) -> None:
+        """Set the addresses in all copies of the fields."""
+        self.tables = ()  # invalid until all is done: Ctrl-C may come in between
+        for at, table in zip(self.at, tables, strict=True):
+            address = address_of(table_array(table, self.real))
+            for fields in copies:
+                fields[at] = address
+        self.tables = tables
+
+
+class PreparedForward:
+    """A schedule that one thread runs again, with other arrays of the same layout, and other tables."""
+
+    def __init__(
+        self, schedule: Schedule, kernel: Any, tables: TableFields, dense: Sequence[str] = (), sink: bool = False
+    ):
+        self.arguments: tuple[Any, ...] = schedule, kernel, tables, dense, sink
+        self.tables, self.kernel, self.threads = copy(tables), kernel, schedule.threads
         self.stages: tuple[LaunchStage, ...] = tuple(schedule.stages)
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * (len(schedule.addresses) + 1))
         self.fields[BASES] = address_in(self.bases)
@@ -48,14 +73,17 @@ class PreparedForward:
         self.seed, self.members, self.busy = 0, 0, False
         self.allocate()
 
-    def __call__(self, addresses: Sequence[int], *keys: Any, seed: int = 0) -> bool:
+    def __call__(
+        self, addresses: Sequence[int], *keys: Any, seed: int = 0, tables: tuple[Table, ...] | None = None
+    ) -> bool:
         """Run the call, and return True.
 
         addresses: of out, lse, query, key and value, then of low, the bias, the dense masks and the sink that there
-        are. keys: see `PreparedStep.arrange`. seed: of dropout.
+        are. keys: see `PreparedStep.arrange`. seed: of dropout. tables: of rules of the same
+        forms.
         """
         if self.busy:  # in a signal's handler
-            return type(self)(*self.arguments)(addresses, *keys, seed=seed)
+            return type(self)(*self.arguments)(addresses, *keys, seed=seed, tables=tables)
         self.busy = True
         try:
             if keys:
@@ -69,6 +97,8 @@ class PreparedForward:
                     fields[SEED] = seed
                     for at in self.whole:
                         fields[at] = addresses[-1]
+            if tables is not None and tables != self.tables.tables:
+                self.tables.set(tables, self.copies)
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:
@@ -111,7 +141,7 @@ class PreparedStep(PreparedForward):
         self.arrays = self.results.own(p)
         threads = threads_for(p, p.batch * p.heads)
         schedule = Schedule(p, target, self.results, arrays_of(p, self.arrays), range(1), threads)
-        super().__init__(schedule, schedule.kernel(p, self.results).call)
+        super().__init__(schedule, schedule.kernel(p, self.results).call, TableFields(p, schedule.names))
         self.arguments = p, target
         self.spec = self.results.spec(p, target, 1)
         self.heads = [self.spec.fields.index(f"{name}_head") for name in "kv"]
@@ -194,14 +224,19 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForwar
     schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, p.batch * p.heads * p.n_q))
     if not isinstance(schedule.stages, tuple):
         return None
-    return PreparedForward(schedule, schedule.kernel(p, results).call, [*low, *dense_operands(p)], p.sink is not None)
+    tables, dense = TableFields(p, schedule.names), [*low, *dense_operands(p)]
+    return PreparedForward(schedule, schedule.kernel(p, results).call, tables, dense, p.sink is not None)
 
 
 def preparable(p: Problem) -> bool:
-    """Return False for long calls, other options than `VARYING`, rules that read tables, and a bias that may hide."""
+    """Return False for long calls, other options than `VARYING`, and where values decide which tiles are skipped.
+
+    Those are a bias that may hide, and tables of rules in calls of several tiles.
+    """
     if not (0 < p.batch * p.heads * p.n_q <= MOST_QUERIES and p.n_k and p.used <= VARYING):
         return False
-    return not (any(program.tables for _, program in programs(p)) or (p.bias is not None and long(p)))
+    one_tile = p.origin[2] % KEYS + p.n_k <= KEYS and p.pairs * (p.d + p.d_v) < ONE_TILE[0]
+    return (one_tile or not tables_of(p.mask_node, p.score_node)) and (p.bias is None or not long(p))
 
 
 def dense_operands(p: Problem) -> list[str]:

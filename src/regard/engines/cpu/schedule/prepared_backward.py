@@ -13,12 +13,13 @@ from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.backward_work import FROM, TO, BackwardSchedule, schedule_for
 from regard.engines.cpu.schedule.launches import PORTION, LaunchStage, RepeatedStage, address_in
 from regard.engines.cpu.schedule.narrowing import Narrowing
-from regard.engines.cpu.schedule.prepared import dense_operands, new_results, preparable
+from regard.engines.cpu.schedule.prepared import TableFields, dense_operands, new_results, preparable
 from regard.engines.cpu.schedule.work import threads_for
 from regard.engines.cpu.spec.operands import BASES, SEED
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.engines.normalized import too_large
+from regard.rules import Table
 from regard.runtime.memory import LARGE, address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +35,10 @@ class PreparedBackward:
     it was made of.
     """
 
-    def __init__(self, schedule: BackwardSchedule, kernel: Any, own: Arrays, more: Sequence[str], target: Target):
+    def __init__(
+        self, schedule: BackwardSchedule, kernel: Any, own: Arrays, tables: TableFields, more: Sequence[str],
+        target: Target,
+    ):  # fmt: skip
         self.bases = array("Q", [*(base_of(own.get(name)) for name in schedule.addresses), 0])  # the last is unread
         self.positions = [schedule.addresses.index(name) for name in (*OPERANDS, *GRADIENTS, *more)]
         fields = schedule.fields[:]
@@ -62,14 +66,15 @@ class PreparedBackward:
             self.positions[at] = len(schedule.addresses)
             self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
             self.sums += [sums] * (name != "dq")
-        self.c, self.sink = own.get("c"), own.get("sink")
+        self.tables, self.c, self.sink = tables, own.get("c"), own.get("sink")
         self.copies, self.seed, self.busy = [stage.fields[0] for stage in self.stages], 0, False
 
-    def __call__(self, addresses: Sequence[int], *, seed: int = 0) -> bool:
+    def __call__(self, addresses: Sequence[int], *, seed: int = 0, tables: tuple[Table, ...] | None = None) -> bool:
         """Run the call, and return True; False where weights are corrected, as an lse is too large.
 
         addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias, the
         dense masks and the sink that there are, and of the gradient of that. seed: of dropout.
+        tables: of rules of the same forms.
         """
         if self.busy:  # in a signal's handler
             return False
@@ -88,6 +93,8 @@ class PreparedBackward:
                 self.seed = seed
                 for fields in self.copies:
                     fields[SEED] = seed
+            if tables is not None and tables != self.tables.tables:
+                self.tables.set(tables, self.copies)
             for stage in self.stages:
                 stage(None)
             for at, narrowing in self.narrowings:
@@ -105,11 +112,16 @@ class PreparedBackward:
 def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackward | None:
     """Return a prepared call for the cotangent of out.
 
-    None where forward has none, for several threads, large gradients, operands that broadcast, and a bias with a
-    gradient. With "low" in `vary` it reads that, too.
+    None where forward has none, for several threads, large gradients, operands that broadcast, and gradients of a bias
+    or of tables. With "low" in `vary` it reads that, too.
     """
     operands = p.query, p.key, p.value
-    if not preparable(p) or p.trained_bias is not None or any(x.shape[:-3] != p.lead for x in operands):
+    if (
+        not preparable(p)
+        or p.trained_bias is not None
+        or p.rules.tables
+        or any(x.shape[:-3] != p.lead for x in operands)
+    ):
         return None
     large = max(x.size for x in operands) * p.compute.itemsize >= LARGE
     if large or threads_for(p, p.batch * p.heads * p.n_q) > 1:
@@ -125,4 +137,5 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackwa
     if sum(int(x.blocks[:, schedule.count].sum()) for x in schedule.chunks) * schedule.products > PORTION:
         return None
     kernel = cache.kernel(schedule.key, arrays.name, target, lambda: arrays.source(arrays.spec(target), target))
-    return PreparedBackward(schedule, kernel, own, [*["low"] * ("low" in vary), *dense_operands(p)], target)
+    tables, more = TableFields(p, schedule.names), [*["low"] * ("low" in vary), *dense_operands(p)]
+    return PreparedBackward(schedule, kernel, own, tables, more, target)
