@@ -25,8 +25,8 @@ from regard.rules.masks import foreign
 from regard.torch import fused, spreading
 from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, overriding, together, values
 from regard.torch.autograd import AttentionFunction
-from regard.torch.calls import DEFAULTS, SHORT, TensorCall, keeps_low, seen_of
-from regard.torch.fastpath import cached, undifferentiated
+from regard.torch.calls import DEFAULTS, TensorCall, keeps_low, seen_of
+from regard.torch.fastpath import cached
 from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
 from regard.torch.graph.operators import HOST, execute, new_seed
@@ -176,15 +176,12 @@ def attention(
                 return out
         known = cached(query, key, value, options)
         if known is not None:
-            call = known.cached
-            tensors = tuple(map(options.get, call.more))
-            seed: Any = 0
-            if call.seeded:
-                seed = new_seed() if options.get("seed") is None else options["seed"]
-            if undifferentiated(query, key, value, *tensors):
-                return call.output(query, key, value, *tensors, seed=int(seed), tables=known.tables)
-            if call.fields is not None or (call.step and query.dtype not in SHORT):
-                return AttentionFunction.apply(*call.applied_to(known, (query, key, value, *tensors), seed))[0]
+            call, seed = known.cached, options.get("seed")
+            if seed is None and call.seeded:
+                seed = new_seed()
+            out = call.result(known, (query, key, value, *map(options.get, call.more)), seed, AttentionFunction.apply)
+            if out is not None:
+                return out
     if theirs := overriding((query, key, value, *options.values())):
         return handle_torch_function(
             attention, theirs, query, key, value, return_weights=return_weights, observe=observe, engine=engine,

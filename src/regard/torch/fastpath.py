@@ -3,7 +3,7 @@
 Decoding steps have one entry for any number of keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -73,15 +73,24 @@ class CachedTensorCall:
         """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
-    def output(self, *given: torch.Tensor, seed: int = 0, tables: tuple[Table, ...] = ()) -> torch.Tensor:
-        """Return the output alone, of query, key, value and the other tensors of the cached call.
+    def result(self, call: TensorCall, given: Any, seed: Any, apply: Callable[..., Any]) -> torch.Tensor | None:
+        """Return the output of query, key, value and the other tensors, with the derivatives that they need.
 
-        tables: those that its rules read.
+        None where a call with derivatives is not cached. seed: read with dropout. apply: applies a call to its inputs.
         """
+        if undifferentiated(*given):
+            return self.output(given, seed if self.seeded else 0, call.tables)
+        if self.fields is None and not (self.step and given[0].dtype not in SHORT):
+            return None
+        results: tuple[torch.Tensor, ...] = apply(*self.applied_to(call, given, seed))
+        return results[0]
+
+    def output(self, given: tuple[torch.Tensor, ...], seed: Any, tables: tuple[Table, ...]) -> torch.Tensor:
+        """Return the output alone."""
         out = self.new(given[0])
         if self.sink:
             given = *given[:-1], self.sums(given[-1])
-        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, seed, tables)
+        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, int(seed), tables)
         return out
 
     def __call__(self, call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,9 +17,10 @@ from regard.rules import type_name
 from regard.torch import modes
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast, changes_nothing
+from regard.torch.autograd import AttentionFunction
 from regard.torch.dropins import modules, nested
 from regard.torch.dropins.packages import Shared, with_attributes
-from regard.torch.fastpath import tensor_operands, undifferentiated, with_tensor
+from regard.torch.fastpath import tensor_operands, with_tensor
 
 Tensor = torch.Tensor
 KNOWN = {torch.Tensor, torch.nn.Parameter, nested.Jagged, type(None)}
@@ -149,10 +150,7 @@ def attended(
 def _cached(
     query: Any, key: Any, value: Any, attn_mask: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return the output of a cached call of `regard.attention`, or None.
-
-    Only calls without a derivative are cached.
-    """
+    """Return the output of a cached call of `regard.attention`, or None."""
     if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
     dense: tuple[Any, ...] = ()
@@ -165,12 +163,11 @@ def _cached(
         operands = with_tensor(tensor_operands(query, key, value, steps=False), name, attn_mask)
         dense = (attn_mask,)
     entry = entries().get(signature(operands, _options(is_causal, scale)))
-    if entry is None or entry.call is None or not undifferentiated(query, key, value, *dense):
+    if entry is None or entry.call is None or (entry.call.cached.grouped and not enable_gqa):
         return None
-    call = entry.call.cached
-    if call.grouped and not enable_gqa:
-        return None
-    out: torch.Tensor = call.output(query, key, value, *dense)
+    out: torch.Tensor | None = entry.call.cached.result(
+        entry.call, (query, key, value, *dense), 0, AttentionFunction.apply
+    )
     return out
 
 
