@@ -62,7 +62,7 @@ class PreparedCall(Protocol):
     """
 
     def __call__(
-        self, addresses: Sequence[int], /, *keys: Any, seed: int = 0, tables: tuple[Table, ...] | None = None
+        self, addresses: Sequence[int], /, *keys: Any, seed: int | None = None, tables: tuple[Table, ...] | None = None
     ) -> bool: ...
 
 
@@ -128,10 +128,10 @@ class Guarded:
         Forward is given the addresses of out, lse, query, key and value. Backward is given those, with the cotangent of
         out, as the only one, after lse, and of the gradients of query, key and value. Then follow low, the bias, the
         dense masks and the sink that there are, and in backward the gradient of the sink: both (h,) in the dtype of
-        sums. tables: `tables_of` rules of the problem's forms, by default its own. Inputs have the same shapes and
-        strides as in the problem, outputs and their cotangents those of `Problem.new_output`, and gradients are
-        contiguous. vary: "low" says that there is one. With "keys" their number differs too. It follows, with the
-        strides of key and value in numbers, not bytes.
+        sums. seed, tables: of dropout, and `tables_of` rules of the problem's forms; by default the problem's. Inputs
+        have the same shapes and strides as in the problem, outputs and their cotangents those of `Problem.new_output`,
+        and gradients are contiguous. vary: "low" says that there is one. With "keys" their number differs too. It
+        follows, with the strides of key and value in numbers, not bytes.
         """
         prepare = None if unknown(self.engine, function, p) else getattr(self.engine, "prepare", None)
         return None if prepare is None else prepare(p, function, vary)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 import jax
+from regard.engines import PreparedCall
 from regard.jax import parts
-from regard.jax.task import PrimitiveTask, Shape, named, prepared_call, run
+from regard.jax.task import PrimitiveTask, Shape, named, prepared_call, run, seed_of
 from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
 
@@ -118,7 +119,8 @@ class Prepared:
         head, _, task = text.partition(b"\n")
         self.task = PrimitiveTask.parse(task.decode())
         self.operands, self.results = ([(tuple(s), named(t)) for s, t in each] for each in json.loads(head))
-        self.fast: Any = None
+        self.fast: tuple[PreparedCall, list[int]] | None = None
+        self.seed = self.task.operands.index("seed") if "seed" in self.task.operands else None
         self.threads = 0
 
     def run(self, operands: list[int], results: list[int]) -> None:
@@ -126,8 +128,12 @@ class Prepared:
             self.threads = num_threads()
             self.fast = prepared_call(self.task, views(self.operands, operands))
         if self.fast is not None:
-            self.fast((*results, *operands))
-        elif self.task.step is not None:
+            prepared, order = self.fast
+            every = *results, *operands
+            seed = None if self.seed is None else seed_of(view(*self.operands[self.seed], operands[self.seed]))
+            if prepared([every[n] for n in order], seed=seed):
+                return
+        if self.task.step is not None:
             parts.run(self.task, views(self.operands, operands), views(self.results, results))
         else:
             run(self.task, views(self.operands, operands), views(self.results, results))

@@ -6,7 +6,7 @@ Nothing here depends on JAX: operands and results are NumPy views of its buffers
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -364,17 +364,36 @@ def one_by_one(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) ->
             a[...] = 0
 
 
-def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> PreparedCall | None:
-    """Return the prepared call of a small forward without options, else None.
+ADDRESSES = {
+    "forward": ("out", "lse", "query", "key", "value", "low", "bias", "sink"),
+    "backward": (
+        "out", "lse", "ct.out", "query", "key", "value", "g.query", "g.key", "g.value", "low", "bias", "sink", "g.sink",
+    ),
+}  # fmt: skip
+"""The arrays of an engine's prepared function in order (see `Guarded.prepare`); gradients are "g.query"."""
 
-    It takes the addresses of results and operands.
+
+def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> tuple[PreparedCall, list[int]] | None:
+    """Return a small call of forward or backward that is run again at other addresses, None if there is none.
+
+    With it come the positions of its arrays among results and operands.
     """
-    plain = task.kind == "forward" and not task.sizes and task.results == OUTPUTS[:2]
-    if not plain or task.operands != ("query", "key", "value"):
+    if task.kind not in ADDRESSES or task.sizes or task.step is not None:
+        return None
+    results = task.results if task.kind == "forward" else [f"g.{name}" for name in task.results]
+    names = (*results, *(name for name in task.operands if name != "seed"))
+    order = [name for name in ADDRESSES[task.kind] if name in names]
+    whole = {"query", "key", "value"} if task.kind == "forward" else {"ct.out", "g.query", "g.key", "g.value"}
+    if len(order) < len(names) or not whole.issubset(order):
+        return None
+    if task.kind == "backward" and ("sink" in order) != ("g.sink" in order):
         return None
     swap = task.call.layout == "bnhd"
     p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
-    return choose(p, task.call.engine).prepare(replace(p, observe=()))
+    if p.sink is not None and p.sink.dtype != p.compute:
+        return None
+    run = choose(p, task.call.engine, task.kind).prepare(p, task.kind, ["low"] * ("low" in names))
+    return None if run is None else (run, [[*results, *task.operands].index(name) for name in order])
 
 
 def transpose(name: str, a: Array) -> Array:

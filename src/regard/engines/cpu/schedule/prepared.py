@@ -33,34 +33,39 @@ PLAIN = frozenset({"positions_first", "constants"})  # those of a decode step
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
-class TableFields:
-    """The fields of a prepared call for the addresses of its rules' tables.
+class GivenFields:
+    """The fields that each run of a prepared call sets: the seed, and the addresses of its rules' tables.
 
-    at: their positions. tables: those of the last call. real: the dtype of floats.
+    own: those of the problem. now: those that the fields have.
     """
 
     def __init__(self, p: Problem, names: Sequence[str]):
         self.at = [names.index(f"{prefix}_table{n}") for prefix, x in programs(p) for n in range(len(x.tables))]
-        self.tables, self.real = tables_of(p.mask_node, p.score_node), p.compute
+        self.own, self.real = (p.seed, tables_of(p.mask_node, p.score_node)), p.compute
+        self.now: tuple[int, tuple[Table, ...]] | None = None
 
-    def set(self, tables: tuple[Table, ...], copies: Sequence["array[int]"]) -> None:
-        """Set the addresses in all copies of the fields."""
-        self.tables = ()  # invalid until all is done: Ctrl-C may come in between
-        for at, table in zip(self.at, tables, strict=True):
-            address = address_of(table_array(table, self.real))
-            for fields in copies:
+    def set(self, seed: int | None, tables: tuple[Table, ...] | None, copies: Sequence["array[int]"]) -> None:
+        """Set all copies of the fields; None stands for the problem's."""
+        given = self.own[0] if seed is None else seed, self.own[1] if tables is None else tables
+        if given == self.now:
+            return
+        self.now = None  # invalid until all is done: Ctrl-C may come in between
+        addresses = [address_of(table_array(table, self.real)) for table in given[1]]
+        for fields in copies:
+            fields[SEED] = given[0]
+            for at, address in zip(self.at, addresses, strict=True):
                 fields[at] = address
-        self.tables = tables
+        self.now = given
 
 
 class PreparedForward:
     """A schedule that one thread runs again, with other arrays of the same layout, and other tables."""
 
     def __init__(
-        self, schedule: Schedule, kernel: Any, tables: TableFields, dense: Sequence[str] = (), sink: bool = False
+        self, schedule: Schedule, kernel: Any, given: GivenFields, dense: Sequence[str] = (), sink: bool = False
     ):
-        self.arguments: tuple[Any, ...] = schedule, kernel, tables, dense, sink
-        self.tables, self.kernel, self.threads = copy(tables), kernel, schedule.threads
+        self.arguments: tuple[Any, ...] = schedule, kernel, given, dense, sink
+        self.given, self.kernel, self.threads = copy(given), kernel, schedule.threads
         self.stages: tuple[LaunchStage, ...] = tuple(schedule.stages)
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * (len(schedule.addresses) + 1))
         self.fields[BASES] = address_in(self.bases)
@@ -70,17 +75,17 @@ class PreparedForward:
         self.positions += [len(schedule.addresses)] * sink  # an address that is a field; this base is not read
         self.repeated: tuple[RepeatedStage, ...] = ()
         self.copies = [self.fields]  # and those of `repeated`
-        self.seed, self.members, self.busy = 0, 0, False
+        self.members, self.busy = 0, False
         self.allocate()
 
     def __call__(
-        self, addresses: Sequence[int], *keys: Any, seed: int = 0, tables: tuple[Table, ...] | None = None
+        self, addresses: Sequence[int], *keys: Any, seed: int | None = None, tables: tuple[Table, ...] | None = None
     ) -> bool:
         """Run the call, and return True.
 
         addresses: of out, lse, query, key and value, then of low, the bias, the dense masks and the sink that there
-        are. keys: see `PreparedStep.arrange`. seed: of dropout. tables: of rules of the same
-        forms.
+        are. keys: see `PreparedStep.arrange`. seed: of dropout, by default the problem's, as
+        are tables: those of rules of the same forms.
         """
         if self.busy:  # in a signal's handler
             return type(self)(*self.arguments)(addresses, *keys, seed=seed, tables=tables)
@@ -91,14 +96,10 @@ class PreparedForward:
             bases = self.bases
             for position, address in zip(self.positions, addresses, strict=True):
                 bases[position] = address
-            if seed != self.seed or self.whole:
-                self.seed = seed
+            for at in self.whole:
                 for fields in self.copies:
-                    fields[SEED] = seed
-                    for at in self.whole:
-                        fields[at] = addresses[-1]
-            if tables is not None and tables != self.tables.tables:
-                self.tables.set(tables, self.copies)
+                    fields[at] = addresses[-1]
+            self.given.set(seed, tables, self.copies)
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:
@@ -141,7 +142,7 @@ class PreparedStep(PreparedForward):
         self.arrays = self.results.own(p)
         threads = threads_for(p, p.batch * p.heads)
         schedule = Schedule(p, target, self.results, arrays_of(p, self.arrays), range(1), threads)
-        super().__init__(schedule, schedule.kernel(p, self.results).call, TableFields(p, schedule.names))
+        super().__init__(schedule, schedule.kernel(p, self.results).call, GivenFields(p, schedule.names))
         self.arguments = p, target
         self.spec = self.results.spec(p, target, 1)
         self.heads = [self.spec.fields.index(f"{name}_head") for name in "kv"]
@@ -224,8 +225,8 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForwar
     schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, p.batch * p.heads * p.n_q))
     if not isinstance(schedule.stages, tuple):
         return None
-    tables, dense = TableFields(p, schedule.names), [*low, *dense_operands(p)]
-    return PreparedForward(schedule, schedule.kernel(p, results).call, tables, dense, p.sink is not None)
+    given, dense = GivenFields(p, schedule.names), [*low, *dense_operands(p)]
+    return PreparedForward(schedule, schedule.kernel(p, results).call, given, dense, p.sink is not None)
 
 
 def preparable(p: Problem) -> bool:

@@ -13,9 +13,9 @@ from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.backward_work import FROM, TO, BackwardSchedule, schedule_for
 from regard.engines.cpu.schedule.launches import PORTION, LaunchStage, RepeatedStage, address_in
 from regard.engines.cpu.schedule.narrowing import Narrowing
-from regard.engines.cpu.schedule.prepared import TableFields, dense_operands, new_results, preparable
+from regard.engines.cpu.schedule.prepared import GivenFields, dense_operands, new_results, preparable
 from regard.engines.cpu.schedule.work import threads_for
-from regard.engines.cpu.spec.operands import BASES, SEED
+from regard.engines.cpu.spec.operands import BASES
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.engines.normalized import too_large
@@ -36,7 +36,7 @@ class PreparedBackward:
     """
 
     def __init__(
-        self, schedule: BackwardSchedule, kernel: Any, own: Arrays, tables: TableFields, more: Sequence[str],
+        self, schedule: BackwardSchedule, kernel: Any, own: Arrays, given: GivenFields, more: Sequence[str],
         target: Target,
     ):  # fmt: skip
         self.bases = array("Q", [*(base_of(own.get(name)) for name in schedule.addresses), 0])  # the last is unread
@@ -66,15 +66,17 @@ class PreparedBackward:
             self.positions[at] = len(schedule.addresses)
             self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
             self.sums += [sums] * (name != "dq")
-        self.tables, self.c, self.sink = tables, own.get("c"), own.get("sink")
-        self.copies, self.seed, self.busy = [stage.fields[0] for stage in self.stages], 0, False
+        self.given, self.c, self.sink = given, own.get("c"), own.get("sink")
+        self.copies, self.busy = [stage.fields[0] for stage in self.stages], False
 
-    def __call__(self, addresses: Sequence[int], *, seed: int = 0, tables: tuple[Table, ...] | None = None) -> bool:
+    def __call__(
+        self, addresses: Sequence[int], *, seed: int | None = None, tables: tuple[Table, ...] | None = None
+    ) -> bool:
         """Run the call, and return True; False where weights are corrected, as an lse is too large.
 
         addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias, the
-        dense masks and the sink that there are, and of the gradient of that. seed: of dropout.
-        tables: of rules of the same forms.
+        dense masks and the sink that there are, and of the gradient of that. seed: of dropout,
+        by default the problem's, as are tables: those of rules of the same forms.
         """
         if self.busy:  # in a signal's handler
             return False
@@ -89,12 +91,7 @@ class PreparedBackward:
                 ctypes.memset(addresses[at], 0, nbytes)
             for sums in self.sums:
                 sums.fill(0)
-            if seed != self.seed:
-                self.seed = seed
-                for fields in self.copies:
-                    fields[SEED] = seed
-            if tables is not None and tables != self.tables.tables:
-                self.tables.set(tables, self.copies)
+            self.given.set(seed, tables, self.copies)
             for stage in self.stages:
                 stage(None)
             for at, narrowing in self.narrowings:
@@ -137,5 +134,5 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackwa
     if sum(int(x.blocks[:, schedule.count].sum()) for x in schedule.chunks) * schedule.products > PORTION:
         return None
     kernel = cache.kernel(schedule.key, arrays.name, target, lambda: arrays.source(arrays.spec(target), target))
-    tables, more = TableFields(p, schedule.names), [*["low"] * ("low" in vary), *dense_operands(p)]
-    return PreparedBackward(schedule, kernel, own, tables, more, target)
+    given, more = GivenFields(p, schedule.names), [*["low"] * ("low" in vary), *dense_operands(p)]
+    return PreparedBackward(schedule, kernel, own, given, more, target)
