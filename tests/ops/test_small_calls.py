@@ -292,3 +292,28 @@ def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
     assert [operands[1] for operands, *_ in callcache.entries()] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
+
+
+def with_arrays(seed: int, layout: str) -> dict[str, Any]:
+    """Options whose arrays differ from call to call; layout: of their memory."""
+    rng = np.random.default_rng(seed)
+    made: dict[str, Any] = {"bias": rng.standard_normal((6, 6)), "mask": rng.random((6, 6)) < 0.7}
+    if layout == "transposed":
+        made = {name: np.ascontiguousarray(x.T).T for name, x in made.items()}
+    if layout == "broadcast":
+        made = {name: np.broadcast_to(x[:1], (2, 6, 6)) for name, x in made.items()}
+    sink = rng.standard_normal(4)
+    return made | {"sink": sink[::2] if layout == "strided" else sink[:2]}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "broadcast", "strided"])
+@pytest.mark.parametrize("names", [("bias",), ("mask",), ("sink",), ("bias", "mask", "sink")], ids=str)
+def test_arrays_of_a_known_call(names: tuple[str, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias, a mask and a sink are read in each call, and dropout takes its seed."""
+    for seed in range(4):
+        given = {name: x for name, x in with_arrays(seed, layout).items() if name in names}
+        options: dict[str, Any] = given | {"dropout": 0.2, "seed": seed, "score": regard.softcap(3.5)}
+        calls = seen_calls(monkeypatch)
+        found = call(**options)
+        assert seed < 2 or not calls
+        assert found.tobytes() == call(**options, engine="cpu").tobytes()

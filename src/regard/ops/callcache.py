@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from regard.core.layout import Layout
-from regard.core.options import DEFAULTS
+from regard.core.options import DEFAULTS, RULES
 from regard.core.problem import Problem
 from regard.engines import PreparedCall
 from regard.rules import Mask, Score, Table, form_of, tables_of
@@ -45,6 +45,8 @@ Signature = tuple[Any, ...]
 NOTHING = object()
 CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "dropout": float, "offset": int, "layout": str}
 """The options that signatures may have, with the type of their values."""
+VARYING = ("bias", "mask", "sink")
+"""The options that may be arrays of each call, in the order of a prepared call's addresses."""
 SIZE = 192  # entries of a thread; a call on tensors with a derivative takes three
 _thread = threading.local()
 # The mapping inside of os.environ: a missing name raises no exception, which takes 30 µs in cold caches.
@@ -101,6 +103,27 @@ def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
     )  # fmt: skip
 
 
+def with_arrays(query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Signature | None:
+    """Return the signature of a call with arrays or a seed among its options; None for other calls.
+
+    Its entry has no problem, which would hold these. Here rules count as met from now on.
+    """
+    operands = array_operands(query, key, value)
+    arrays = {name: x for name in VARYING if type(x := options.get(name)) is np.ndarray}
+    if operands is None or not (arrays or options.get("dropout")):
+        return None
+    seed = options.get("seed")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**64):
+        return None
+    for name, x in arrays.items():
+        if x.dtype != (bool if name == "mask" else query.dtype) or (name == "sink" and x.ndim != 1):
+            return None
+        operands += name, x.shape, x.strides
+    signed = signature(operands, {name: x for name, x in options.items() if name not in arrays and name != "seed"})
+    rules = [x for name in RULES if isinstance(x := options.get(name), Rule)]
+    return signed if signed is not None and met(*rules, record=True) else None
+
+
 def entries() -> dict[Signature | None, Entry]:
     """Return the store of this thread."""
     try:
@@ -137,23 +160,30 @@ def met(*rules: Rule | None, record: bool = False) -> bool:
 class CachedCall:
     """A call of one signature on NumPy arrays, which computes the output.
 
-    run: the engine's prepared call. shape: of the output, as the caller sees it.
+    run: the engine's prepared call. shape: of the output, as the caller sees it. arrays: the names of `VARYING` that it
+    has.
     """
 
-    def __init__(self, run: PreparedCall, p: Problem, shape: tuple[int, ...]):
-        self.run, self.shape, self.dtype = run, shape, p.dtype
+    def __init__(self, run: PreparedCall, p: Problem, shape: tuple[int, ...], arrays: list[str]):
+        self.run, self.shape, self.dtype, self.compute, self.arrays = run, shape, p.dtype, p.compute, arrays
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
         self.lse_address = address_of(self.lse)
 
     def __call__(self, query: Array, key: Array, value: Array, options: Mapping[str, Any]) -> Array:
         out = self.new(self.shape, self.dtype)
-        addresses = address_of(out), self.lse_address, address_of(query), address_of(key), address_of(value)
-        self.run(addresses, tables=tables_in(options))
+        addresses = [address_of(out), self.lse_address, address_of(query), address_of(key), address_of(value)]
+        if not self.arrays:
+            self.run(addresses, seed=options.get("seed"), tables=tables_in(options))
+            return out
+        arrays = {name: options[name] for name in self.arrays}
+        if "sink" in arrays:
+            arrays["sink"] = np.ascontiguousarray(arrays["sink"], self.compute)
+        self.run([*addresses, *map(address_of, arrays.values())], seed=options.get("seed"), tables=tables_in(options))
         return out
 
 
 def tables_in(options: Mapping[str, Any]) -> tuple[Table, ...]:
     """Return the tables that the rules of a call read."""
-    mask, score = options.get("mask"), options.get("score")
-    return () if mask is score is None else tables_of(*[x if x is None else x.node for x in (mask, score)])
+    nodes = [x.node for name in RULES if isinstance(x := options.get(name), Rule)]
+    return tables_of(*nodes) if nodes else ()
