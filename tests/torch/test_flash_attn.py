@@ -98,7 +98,7 @@ def test_slopes_are_read_in_each_call() -> None:
 @pytest.mark.parametrize("options", [pytest.param(OPTIONS[1], marks=ON_CPU), *OPTIONS[2:]], ids=str)
 def test_packed_operands(options: dict[str, Any]) -> None:
     qkv, q, kv = randn(2, 6, 3, 4, 8), randn(2, 5, 4, 8), randn(2, 7, 2, 2, 8)
-    same(fa.flash_attn_qkvpacked_func(qkv, **options), dense(*qkv.unbind(2), **options)[0], [qkv])
+    same(fa.flash_attn_qkvpacked_func(qkv, 0.0, **options), dense(*qkv.unbind(2), **options)[0], [qkv])
     same(fa.flash_attn_kvpacked_func(q, kv, **options), dense(q, *kv.unbind(2), **options)[0], [q, kv])
 
 
@@ -126,7 +126,7 @@ def test_sequences(options: dict[str, Any], slopes: Any) -> None:
 @ON_CPU
 def test_sequences_of_one_tensor() -> None:
     qkv = randn(13, 3, 4, 8)
-    out = fa.flash_attn_varlen_qkvpacked_func(qkv, ENDS_K, 6, causal=True)
+    out = fa.flash_attn_varlen_qkvpacked_func(qkv, ENDS_K, 6, 0.0, None, True)
     parts = [dense(*x[None].unbind(2), causal=True)[0][0] for x in qkv.split([5, 2, 6])]
     same(out, torch.cat(parts), [qkv])
 
