@@ -207,10 +207,15 @@ class Problem:
     def batch(self) -> int:
         return math.prod(self.lead)
 
+    @cached_property
+    def all_heads(self) -> int:
+        """The number of heads of all batch elements."""
+        return self.batch * self.heads
+
     @property
     def pairs(self) -> int:
         """The number of query-key pairs of all heads, masked or not."""
-        return self.batch * self.heads * self.n_q * self.n_k
+        return self.all_heads * self.n_q * self.n_k
 
     @property
     def heads(self) -> int:

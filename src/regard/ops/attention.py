@@ -217,14 +217,14 @@ def weights(
     """
     p = problem_from(query, key, key, **options)
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
-    checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
+    checks.fits(p, outputs=lse is None, weights=p.all_heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
     arranged = Layout.of(query, options.get("layout", "bhnd"))
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
         known = arranged.rows_to_bhn(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
-        rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
+        rowsums.require("lse", p, known, rows=i, pairs=p.all_heads * len(i) * len(j))
     assert known is not None
     tile = arranged.per_head(chosen.weights(p, known, i, j))
     return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
