@@ -143,7 +143,7 @@ class Plan:
     working_memory: int
     naive_memory: int
     tiles: Tiles
-    ranks: RanksPlan | None = None
+    ranks: RanksPlan | Any = None  # as in `Outputs`
 
     complexity = COMPLEXITY
 
