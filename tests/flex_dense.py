@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dense import attend, scores
+
 Function = Callable[..., Any]
 
 
@@ -43,7 +45,7 @@ def scores_of(
     scale: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The scores (b, h, n_q, n_k) after both functions, -inf where a key is hidden."""
-    s = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = scores(q, k, scale)
     if score_mod is not None:
         s = vmapped(score_mod, s, shape=s.shape)
     if mask_mod is not None:
@@ -51,14 +53,8 @@ def scores_of(
     return s
 
 
-def attend(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The outputs of scores; a row without a key gives 0."""
-    visible = (s > -torch.inf).any(-1, keepdim=True)
-    return torch.softmax(s.where(visible, 0), -1).where(visible, 0) @ v.repeat_interleave(s.shape[1] // v.shape[1], 1)
-
-
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *functions: Function | None, **options: Any
 ) -> torch.Tensor:
     """The outputs of attention with both functions."""
-    return attend(scores_of(q, k, *functions, **options), v)
+    return attend(scores_of(q, k, *functions, **options), v)[0]

@@ -38,6 +38,11 @@ def naive(p: Problem) -> tuple[Any, Any]:
     return p.compute.type, None if p.dtype == p.compute else p.dtype
 
 
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
 def norm(x: Array) -> float:
     return float(np.sqrt((np.abs(x.astype(np.longdouble)) ** 2).sum()))
 

@@ -146,8 +146,9 @@ def test_the_glossary_says_what_the_viewer_does() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     pages = "".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
-    listed = set(re.findall(r"^\.\. auto\w+:: (?:regard\.)?(\w+)$", pages, re.MULTILINE))
-    assert set(regard.__all__) - {"__version__"} <= listed
+    homes = " ".join(re.findall(r"^```\{names\} (.*)$", pages, re.MULTILINE)).split()
+    assert sorted([*homes, "regard.version"]) == sorted(regard._HOMES)
+    assert set(regard._MODULES) <= set(re.findall(r"^\.\. automodule:: regard\.(\w+)$", pages, re.MULTILINE))
 
 
 def opening(text: str) -> str:
@@ -215,6 +216,9 @@ def test_blocks_become_code(markup: Any) -> None:
     assert folded.endswith("tags: [run, hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
                            "  code_prompt_hide: 'It''s long'\n---\ncode\n```\n")  # fmt: skip
     assert markup.rewritten("```sh {demo}\nregard look x\n```\n") == "```{demo}\nregard look x\n```\n"
+    names = markup.rewritten("```{names} regard.warning regard.ops.retrieval\n```\n").splitlines()
+    assert names[3:5] == [".. autoexception:: RegardWarning", ".. autofunction:: hopfield"]
+    assert names[5:] == [".. autoclass:: Retrieval", "   :members:", "```"]
     tagged = markup.rewritten("```{run} volatile\ncode\n```\n")
     assert tagged == "```{code-cell}\n---\ntags: [run, volatile]\n---\ncode\n```\n"
 

@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 
 import regard
+from support import softmax
 
 pytestmark = pytest.mark.engine("tiled")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EPS = float(np.finfo(np.float64).eps)
-
-
-def softmax(x: Array) -> Array:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
 
 def formula(q: Array, k: Array, v: Array) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ Blocks are written as `{code-cell}` is, with a title behind the name:
     {film} NAME           frames under a slider: a list of (caption, figures)
     {fold} TITLE          a `{run}` block, folded below its title
     {run} TAGS            tags of MyST-NB; so too for `{code-cell}`
+    {names} MODULES       the docstrings of the public names that these modules have
 
 A folded block below an image line of `pictures/` computes that figure, which `figures.py` compares. Pages with blocks
 need no header. `sh {demo}` is the command of `demo.py`.
@@ -17,7 +18,10 @@ index is the site's table of contents.
 """
 
 import re
+from inspect import isfunction
 from typing import Any
+
+import regard
 
 FENCE = re.compile(r"(?P<fence>`{3,}|~{3,}|:{3,})(?:sh )?(\{(?P<name>[\w-]+)\})?(?P<title>.*)")
 CALLOUT = re.compile(r"> \[!(?P<kind>[A-Z]+)\]")
@@ -67,6 +71,16 @@ def block(name: str, title: str, code: list[str], place: str, number: int) -> li
     return [*shown, *cell("remove-input", [f"from extensions.pictures import {name} as _{name}", *called])]
 
 
+def names(homes: str) -> list[str]:
+    """Return the directives for the public names of some modules."""
+    lines = ["```{eval-rst}", ".. currentmodule:: regard", ""]
+    for name in " ".join(regard._HOMES[home] for home in homes.split()).split():
+        x = getattr(regard, name)
+        kind = "function" if isfunction(x) else "exception" if issubclass(x, Exception) else "class"
+        lines += [f".. auto{kind}:: {name}", *(["   :members:"] if kind == "class" else [])]
+    return [*lines, "```"]
+
+
 def rewritten(text: str, place: str = "page") -> str:
     """Rewrite a page.
 
@@ -93,6 +107,8 @@ def rewritten(text: str, place: str = "page") -> str:
                 made += block(name, title, inner, place, numbers)
             elif name == "fold":
                 made += cell("run, hide-input", inner, above, code_prompt_show=title, code_prompt_hide=title)
+            elif name == "names":
+                made += names(title)
             elif name == "demo":
                 made += ["```{demo}", *inner, "```"]
             elif name in ("code-cell", "run") and title:

@@ -1,7 +1,7 @@
 """Exact attention for NumPy, PyTorch and JAX, and a viewer of what it attends to.
 
-Everything a user may import is here, and is loaded on first use: `import regard` costs little more than `import numpy`.
-The stub next to this file tells type checkers the same.
+Everything a user may import is in the table `_HOMES`, by the module that has it, and is loaded on first use: `import
+regard` costs little more than `import numpy`. `__all__`, the stub next to this file, and the reference follow from it.
 """
 
 from importlib import import_module
@@ -13,26 +13,26 @@ import regard.runtime.forks as _forks  # noqa: F401  before any thread imports t
 from regard.loaders import loaders as _loaders
 
 _HOMES = {
-    "regard.ops.attention": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
-    "regard.interpret.capture.captured": "Capture capture",
-    "regard.engines": "available_engines",
-    "regard.ops.exporting": "export_wasm",
+    "regard.ops.attention": "attention weights attention_vjp attention_jvp attention_vjp_jvp",
+    "regard.ops.multihead": "multihead_attention",
     "regard.ops.linear": "linear_attention",
     "regard.ops.merging": "merge",
-    "regard.ops.multihead": "multihead_attention",
-    "regard.core.statistics": "Profile Seen Top mass pooled renyi top weights_of",
-    "regard.ops.planning": "plan",
-    "regard.ops.retrieval": "Retrieval hopfield",
-    "regard.core.problem": "Differential Outputs",
-    "regard.rules": (
-        "Mask Score Table alibi blocks causal dilated documents global_tokens mask neighborhood padding prefix "
-        "relative score softcap strided table temperature where window"
-    ),
+    "regard.ops.retrieval": "hopfield Retrieval",
+    "regard.core.problem": "Outputs Differential",
     "regard.ops.stepping": "steps",
+    "regard.ops.planning": "plan",
+    "regard.engines": "available_engines",
     "regard.runtime.threads": "set_num_threads",
-    "regard.version": "__version__",
-    "regard.viewer": "look",
     "regard.warning": "RegardWarning",
+    "regard.ops.exporting": "export_wasm",
+    "regard.rules.masks": "causal window documents padding prefix blocks dilated strided global_tokens mask Mask",
+    "regard.rules.grids": "neighborhood",
+    "regard.rules.scores": "alibi relative softcap temperature score Score",
+    "regard.rules.tracing": "table where Table",
+    "regard.core.statistics": "top mass pooled weights_of renyi Seen Top Profile",
+    "regard.viewer": "look",
+    "regard.interpret.capture.captured": "capture Capture",
+    "regard.version": "__version__",
 }
 _MODULES = ("examplemodel", "insight", "positions")
 _UNLISTED = ("doctor", "jax", "torch")  # not in __all__, so that `from regard import *` imports no framework

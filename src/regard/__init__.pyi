@@ -1,98 +1,54 @@
-from regard import examplemodel, insight, positions
-from regard.core.problem import Differential, Outputs
-from regard.core.statistics import Profile, Seen, Top, mass, pooled, renyi, top, weights_of
-from regard.engines import available_engines
-from regard.interpret.capture.captured import Capture, capture
-from regard.ops.attention import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
-from regard.ops.exporting import export_wasm
-from regard.ops.linear import linear_attention
-from regard.ops.merging import merge
-from regard.ops.multihead import multihead_attention
-from regard.ops.planning import plan
-from regard.ops.retrieval import Retrieval, hopfield
-from regard.ops.stepping import steps
-from regard.rules import (
-    Mask,
-    Score,
-    Table,
-    alibi,
-    blocks,
-    causal,
-    dilated,
-    documents,
-    global_tokens,
-    mask,
-    neighborhood,
-    padding,
-    prefix,
-    relative,
-    score,
-    softcap,
-    strided,
-    table,
-    temperature,
-    where,
-    window,
-)
-from regard.runtime.threads import set_num_threads
-from regard.viewer import look
-from regard.warning import RegardWarning
-
-__version__: str
-
-__all__ = [
-    "Capture",
-    "Differential",
-    "Mask",
-    "Outputs",
-    "Profile",
-    "RegardWarning",
-    "Retrieval",
-    "Score",
-    "Seen",
-    "Table",
-    "Top",
-    "__version__",
-    "alibi",
-    "attention",
-    "attention_jvp",
-    "attention_vjp",
-    "attention_vjp_jvp",
-    "available_engines",
-    "blocks",
-    "capture",
-    "causal",
-    "dilated",
-    "documents",
-    "examplemodel",
-    "export_wasm",
-    "global_tokens",
-    "hopfield",
-    "insight",
-    "linear_attention",
-    "look",
-    "mask",
-    "mass",
-    "merge",
-    "multihead_attention",
-    "neighborhood",
-    "padding",
-    "plan",
-    "pooled",
-    "positions",
-    "prefix",
-    "relative",
-    "renyi",
-    "score",
-    "set_num_threads",
-    "softcap",
-    "steps",
-    "strided",
-    "table",
-    "temperature",
-    "top",
-    "weights",
-    "weights_of",
-    "where",
-    "window",
-]
+from regard import examplemodel as examplemodel
+from regard import insight as insight
+from regard import positions as positions
+from regard.core.problem import Differential as Differential
+from regard.core.problem import Outputs as Outputs
+from regard.core.statistics import Profile as Profile
+from regard.core.statistics import Seen as Seen
+from regard.core.statistics import Top as Top
+from regard.core.statistics import mass as mass
+from regard.core.statistics import pooled as pooled
+from regard.core.statistics import renyi as renyi
+from regard.core.statistics import top as top
+from regard.core.statistics import weights_of as weights_of
+from regard.engines import available_engines as available_engines
+from regard.interpret.capture.captured import Capture as Capture
+from regard.interpret.capture.captured import capture as capture
+from regard.ops.attention import attention as attention
+from regard.ops.attention import attention_jvp as attention_jvp
+from regard.ops.attention import attention_vjp as attention_vjp
+from regard.ops.attention import attention_vjp_jvp as attention_vjp_jvp
+from regard.ops.attention import weights as weights
+from regard.ops.exporting import export_wasm as export_wasm
+from regard.ops.linear import linear_attention as linear_attention
+from regard.ops.merging import merge as merge
+from regard.ops.multihead import multihead_attention as multihead_attention
+from regard.ops.planning import plan as plan
+from regard.ops.retrieval import Retrieval as Retrieval
+from regard.ops.retrieval import hopfield as hopfield
+from regard.ops.stepping import steps as steps
+from regard.rules.grids import neighborhood as neighborhood
+from regard.rules.masks import Mask as Mask
+from regard.rules.masks import blocks as blocks
+from regard.rules.masks import causal as causal
+from regard.rules.masks import dilated as dilated
+from regard.rules.masks import documents as documents
+from regard.rules.masks import global_tokens as global_tokens
+from regard.rules.masks import mask as mask
+from regard.rules.masks import padding as padding
+from regard.rules.masks import prefix as prefix
+from regard.rules.masks import strided as strided
+from regard.rules.masks import window as window
+from regard.rules.scores import Score as Score
+from regard.rules.scores import alibi as alibi
+from regard.rules.scores import relative as relative
+from regard.rules.scores import score as score
+from regard.rules.scores import softcap as softcap
+from regard.rules.scores import temperature as temperature
+from regard.rules.tracing import Table as Table
+from regard.rules.tracing import table as table
+from regard.rules.tracing import where as where
+from regard.runtime.threads import set_num_threads as set_num_threads
+from regard.version import __version__ as __version__
+from regard.viewer import look as look
+from regard.warning import RegardWarning as RegardWarning

@@ -123,157 +123,128 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)  # argparse would hide an error of this
 
 
+# Rows of arguments: name and metavar, type (bool for a flag), help, and what else argparse is told
+
+MODEL: tuple[Any, ...] = (
+    ("--model MODEL", str, "a model of transformers: a folder, or a name in the local cache; not fetched"),
+    ("--dtype", str, "dtype in which the model runs (default: that of its files)", {"choices": DTYPES}),
+    ("--capture FILE", Path, "what regard.capture saved"),
+    ("--text TEXT", str, "what the model reads, - for standard input"),
+    ("--file FILE", Path, "the text in a file"),
+)
+OPERANDS: tuple[Any, ...] = (
+    (
+        "files FILE", Path, "query, key and value: three .npy files, or one .npz or .safetensors with these "
+        "(or q, k, v) in it", {"nargs": "*"},
+    ),
+    ("--n N", int, "queries"),
+    ("--n-keys M", int, "keys (default: N)"),
+    ("--d D", int, "features of a query and a key"),
+    ("--d-value D", int, "features of a value (default: those of a key)"),
+    ("--heads H", int, "query heads (default: one, without an axis of its own)"),
+    ("--kv-heads K", int, "key and value heads (default: H)"),
+    ("--dtype", str, "dtype of the arrays (default: float32)", {"choices": DTYPES}),
+    ("--causal", bool, "let a query see only the keys up to itself"),
+    ("--window W", int, "let a query see only itself and the W keys before it"),
+)  # fmt: skip
+LOOK: tuple[Any, ...] = (
+    (
+        "given TEXT", str, "the text, as --text (default: on the page, sentences that larger models have read; else, "
+        "for the model that ships with regard, a sentence with a repeated name)", {"nargs": "?"},
+    ),
+    *MODEL,
+    ("--image FILE", Path, "a picture that the model reads, with --text if both"),
+    (
+        "--arrays FILE", Path, "look at arrays instead: .npy files of query and key, and value if there is one, or one "
+        ".npz or .safetensors with these (or q, k, v) or with weights, and perhaps lse, tokens and key_tokens",
+        {"nargs": "+"},
+    ),
+    ("--causal", bool, "of arrays: let a query see only the keys up to itself"),
+    ("--window W", int, "of arrays: let it see only itself and the W keys before it"),
+    ("--port PORT", int, "serve the page here (default: any that is free)", {"default": 0}),
+    ("--no-open", bool, "print the address of the page, and open no browser"),
+    ("--terminal", bool, "print to the terminal instead"),
+    (
+        "--view VIEW", str, "the view that the page opens with: overview, heads, map, text, token, compare, profiles, "
+        "scale, steps, ablation or arcs; the map where a layer, head, token or key is given",
+    ),
+    (
+        "--layer L", int, "the layer to look at (default for --terminal and --save: that of the strongest induction "
+        "head)",
+    ),
+    ("--head H", int, "the head to look at, likewise"),
+    (
+        "--sequence S", str, "of a model with an encoder and a decoder, the sequence to look at: its number, or a part "
+        "of its name (default for files: a text over a picture or a sound)",
+    ),
+    (
+        "--token T", str, "the token to follow, the query: its index (from the end if negative) or its text "
+        "(default: the last)",
+    ),
+    ("--key T", str, "the key on the page that the token looks at, likewise"),
+    (
+        "--save PATH", Path, "write PATH instead: .html (the page in one file, works offline), .svg, .png (needs "
+        "matplotlib) or .npz (the arrays); without ending .html, .svg and, with matplotlib, .png; may be repeated",
+        {"action": "append", "default": []},
+    ),
+    (
+        "--with-model", bool, "with --save: put regard's example model into the .html, which then reads texts that are "
+        "typed, offline",
+    ),
+)  # fmt: skip
+STEPS: tuple[Any, ...] = (
+    *OPERANDS,
+    ("--seed SEED", int, "seed of the normal numbers in query, key and value (default: 0)"),
+    ("--scale X", float, "scale of the scores, 1 for the plain dot product (default: 1/√d)"),
+    ("--json", bool, "print JSON, all values included (those not finite as strings)"),
+)
+PLAN: tuple[Any, ...] = (
+    *OPERANDS,
+    ("--batch B", int, "batch size (default: 1)"),
+    ("--engine NAME", str, "name an engine instead of taking the first that can"),
+    ("--ranks N", int, "also show the shares of N processes"),
+)
+INSIGHT: tuple[Any, ...] = (
+    *MODEL,
+    ("--prefix N", int, "tokens that make a copy (default: 1)", {"default": 1}),
+    ("--all", bool, "list every head, however many there are"),
+    (
+        "--ablate HOW", str, "also run the example model without each head, with zero or its mean in its place: the "
+        "losses", {"nargs": "?", "const": "zero"},
+    ),
+    ("--json", bool, "print JSON"),
+    ("--csv", bool, "print CSV, a line for each head"),
+)  # fmt: skip
+DOCTOR: tuple[Any, ...] = (("--roofline", bool, "also measure the peaks and read bandwidth of a core"),)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="regard", description="Exact attention with no cliffs, and a way to look at what was attended to."
     )
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], None], about: str, needs: Sequence[str] = ()
-    ) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-        made.set_defaults(run=run, command=name, needs=needs)
-        made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
-        return made
-
-    about = "look at attention on a page: of a small trained model, one of your own, a capture, or arrays"
-    look = command("look", _look, about, needs=EXTRAS["look"])
-    look.add_argument(
-        "given",
-        metavar="TEXT",
-        nargs="?",
-        help="the text, as --text (default: on the page, sentences that larger models have read; else, for the model "
-        "that ships with regard, a sentence with a repeated name)",
-    )
-    _seen(look)
-    look.add_argument("--image", type=Path, metavar="FILE", help="a picture that the model reads, with --text if both")
-    look.add_argument(
-        "--arrays",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="look at arrays instead: .npy files of query and key, and value if there is one, or one .npz or "
-        ".safetensors with these (or q, k, v) or with weights, and perhaps lse, tokens and key_tokens",
-    )
-    look.add_argument("--causal", action="store_true", help="of arrays: let a query see only the keys up to itself")
-    look.add_argument(
-        "--window", type=int, metavar="W", help="of arrays: let it see only itself and the W keys before it"
-    )
-    look.add_argument(
-        "--port", type=int, default=0, metavar="PORT", help="serve the page here (default: any that is free)"
-    )
-    look.add_argument("--no-open", action="store_true", help="print the address of the page, and open no browser")
-    look.add_argument("--terminal", action="store_true", help="print to the terminal instead")
-    look.add_argument(
-        "--view",
-        metavar="VIEW",
-        help="the view that the page opens with: overview, heads, map, text, token, compare, profiles, "
-        "scale, steps, ablation or arcs; "
-        "the map where a layer, head, token or key is given",
-    )
-    look.add_argument(
-        "--layer",
-        type=int,
-        metavar="L",
-        help="the layer to look at (default for --terminal and --save: that of the strongest induction head)",
-    )
-    look.add_argument("--head", type=int, metavar="H", help="the head to look at, likewise")
-    look.add_argument(
-        "--sequence",
-        metavar="S",
-        help="of a model with an encoder and a decoder, the sequence to look at: its number, or a part of its name "
-        "(default for files: a text over a picture or a sound)",
-    )
-    look.add_argument(
-        "--token",
-        metavar="T",
-        help="the token to follow, the query: its index (from the end if negative) or its text (default: the last)",
-    )
-    look.add_argument("--key", metavar="T", help="the key on the page that the token looks at, likewise")
-    look.add_argument(
-        "--save",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="write PATH instead: .html (the page in one file, works offline), .svg, .png (needs matplotlib) or .npz "
-        "(the arrays); without ending .html, .svg and, with matplotlib, .png; may be repeated",
-    )
-    look.add_argument(
-        "--with-model",
-        action="store_true",
-        help="with --save: put regard's example model into the .html, which then reads texts that are typed, offline",
-    )
-
-    step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
-    _operands(step)
-    step.add_argument(
-        "--seed", type=int, metavar="SEED", help="seed of the normal numbers in query, key and value (default: 0)"
-    )
-    step.add_argument(
-        "--scale", type=float, metavar="X", help="scale of the scores, 1 for the plain dot product (default: 1/√d)"
-    )
-    step.add_argument(
-        "--json", action="store_true", help="print JSON, all values included (those not finite as strings)"
-    )
-
-    cost = command("plan", _plan, "tell which engine a call would take and why, its FLOPs, bytes, memory and tiles")
-    _operands(cost)
-    cost.add_argument("--batch", type=int, metavar="B", help="batch size (default: 1)")
-    cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
-    cost.add_argument("--ranks", type=int, metavar="N", help="also show the shares of N processes")
-
-    heads = command("insight", _insight, "tell what kinds of heads a model has", needs=("rich", "safetensors"))
-    _seen(heads)
-    heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy (default: 1)")
-    heads.add_argument("--all", action="store_true", help="list every head, however many there are")
-    heads.add_argument(
-        "--ablate", nargs="?", const="zero", metavar="HOW",
-        help="also run the example model without each head, with zero or its mean in its place: the losses",
-    )  # fmt: skip
-    heads.add_argument("--json", action="store_true", help="print JSON")
-    heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
-
-    report = command("doctor", _doctor, "report versions, engines, threads and the processor")
-    report.add_argument("--roofline", action="store_true", help="also measure the peaks and read bandwidth of a core")
+    look = "look at attention on a page: of a small trained model, one of your own, a capture, or arrays"
+    steps = "show every intermediate of attention, with indices, einsum, shape and values"
+    plan = "tell which engine a call would take and why, its FLOPs, bytes, memory and tiles"
+    for name, run, about, arguments, needs in (
+        ("look", _look, look, LOOK, EXTRAS["look"]),
+        ("steps", _steps, steps, STEPS, ()),
+        ("plan", _plan, plan, PLAN, ()),
+        ("insight", _insight, "tell what kinds of heads a model has", INSIGHT, ("rich", "safetensors")),
+        ("doctor", _doctor, "report versions, engines, threads and the processor", DOCTOR, ()),
+    ):
+        command = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        command.set_defaults(run=run, command=name, needs=needs)
+        for row in (("--no-color", bool, "no colours (as NO_COLOR=1)"), *arguments):
+            _add(command, *row)
     return parser
 
 
-def _seen(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose a model and its text."""
-    command.add_argument(
-        "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
-    )
-    command.add_argument("--dtype", choices=DTYPES, help="dtype in which the model runs (default: that of its files)")
-    command.add_argument("--capture", type=Path, metavar="FILE", help="what regard.capture saved")
-    command.add_argument("--text", metavar="TEXT", help="what the model reads, - for standard input")
-    command.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
-
-
-def _operands(command: argparse.ArgumentParser) -> None:
-    """Add the arguments for query, key and value: files, or sizes."""
-    command.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="*",
-        type=Path,
-        help="query, key and value: three .npy files, or one .npz or .safetensors with these (or q, k, v) in it",
-    )
-    sizes = (
-        ("--n", "N", "queries"),
-        ("--n-keys", "M", "keys (default: N)"),
-        ("--d", "D", "features of a query and a key"),
-        ("--d-value", "D", "features of a value (default: those of a key)"),
-        ("--heads", "H", "query heads (default: one, without an axis of its own)"),
-        ("--kv-heads", "K", "key and value heads (default: H)"),
-    )
-    for name, metavar, about in sizes:
-        command.add_argument(name, type=int, metavar=metavar, help=about)
-    command.add_argument("--dtype", choices=DTYPES, help="dtype of the arrays (default: float32)")
-    command.add_argument("--causal", action="store_true", help="let a query see only the keys up to itself")
-    command.add_argument("--window", type=int, metavar="W", help="let a query see only itself and the W keys before it")
+def _add(command: argparse.ArgumentParser, name: str, kind: Any, about: str, more: Any = None) -> None:
+    name, _, metavar = name.partition(" ")
+    options = {"action": "store_true"} if kind is bool else {"type": kind, "metavar": metavar or None}
+    command.add_argument(name, help=about, **options, **(more or {}))
 
 
 # Commands

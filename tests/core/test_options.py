@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -10,6 +10,7 @@ import regard
 from regard.core import types
 from regard.core.options import AFTER_WEIGHTS, ARRAYS, DEFAULTS, RULES, CallOptions
 from regard.core.problem import Problem
+from regard.core.statistics import NAMES, StatisticName
 from regard.ops.callcache import CACHED
 from regard.ops.normalization import problem_from
 
@@ -46,6 +47,10 @@ def test_signatures_have_every_option_with_its_default(function: Callable[..., A
 def test_types_have_every_option_with_its_type(options: Any, without: tuple[str, ...]) -> None:
     found = {name: x for name, x in get_type_hints(options).items() if name in EVERY}
     assert found == {name: x for name, x in get_type_hints(CallOptions).items() if name not in without}
+
+
+def test_types_have_the_name_of_every_statistic() -> None:
+    assert get_args(StatisticName) == NAMES
 
 
 def test_parts_of_the_record() -> None:

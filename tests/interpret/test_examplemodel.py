@@ -11,6 +11,7 @@ from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
 from regard.insight import head_statistics
 from regard.interpret.examplemodel import blocks
 from regard.positions import rope
+from support import softmax
 
 PERIODS = (12, 24, 40, 64, 96)
 ROUNDING = 0.0051  # the card gives two decimals
@@ -57,8 +58,7 @@ def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True, ablate=()):
         scores = np.einsum("hia,hja->hij", rotate(q), rotate(k)) * (d**-0.5 if scale else 1) / temperature
         if causal:
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        maps.append(weights / weights.sum(-1, keepdims=True))
+        maps.append(softmax(scores))
         out = np.einsum("hij,hjb->ihb", maps[-1], v)
         for head in range(config.heads):
             how = dict(ablate).get((layer, head))
@@ -125,8 +125,7 @@ def test_a_batch_is_its_rows(model):
 
 def test_loss_is_the_mean_of_the_negative_log_probability(model):
     ids = model.encode(TEXT)
-    logits = model.run(ids).logits.astype(np.float64)
-    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    probability = softmax(model.run(ids).logits.astype(np.float64))
     expected = -np.log([probability[i, token] for i, token in enumerate(ids[1:])])
     np.testing.assert_allclose(model.run(ids).losses(), expected, atol=1e-9)
     assert model.loss(ids) == pytest.approx(expected.mean())

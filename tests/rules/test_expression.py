@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 
 import regard
 from random_rules import nodes
-from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
+from regard.rules import At, Program, RuleText, Table, Traced, as_mask, evaluate, reads, table, where
 from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, erf, make, number, order
 from regard.rules.tracing import UFUNCS, trace
 
@@ -493,3 +494,13 @@ def test_a_function_that_numba_compiles_is_traced_as_python():
     assert repr(regard.mask(Compiled(band))) == "mask(band)"
     with pytest.raises(TypeError, match="mask rule 'steep' must take"):
         regard.mask(Compiled(steep))
+
+
+def test_a_rule_is_its_text_and_its_arrays():
+    for rule in (regard.padding([3, 5]) & ~regard.mask(np.eye(5) > 0), regard.alibi([0.5, 0.25])):
+        text, tables, dense = RuleText.of(rule)
+        again = text.rule(tables, dense)
+        assert type(again) is type(rule)
+        assert (again.node, again.requires, str(again)) == (rule.node, rule.requires, str(rule))
+        assert getattr(again, "binds", None) == getattr(rule, "binds", None)
+        assert text == replace(text, prints="")

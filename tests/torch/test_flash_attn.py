@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dense import attention, same
 from regard.torch import flash_attn as fa
 
 pytestmark = pytest.mark.engine("tiled")
@@ -30,29 +31,22 @@ def dense(
 
     keys: booleans (batch, n_k). kept: factors of the weights. at: the position of each first query.
     """
-    n_q, n_k, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
-    s = torch.einsum("bihd,bjhd->bhij", q, k) * (1 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale)
-    s = softcap * torch.tanh(s / softcap) if softcap else s
+    n_q, n_k = q.shape[1], k.shape[1]
     first = torch.full((q.shape[0],), n_k - n_q) if at is None else at
     i, j = first[:, None, None, None] + torch.arange(n_q)[:, None], torch.arange(n_k)
-    if alibi_slopes is not None:
-        s = s - alibi_slopes.expand(q.shape[0], -1)[..., None, None] * (i - j).abs()
+
+    def score(s: torch.Tensor) -> torch.Tensor:
+        s = softcap * torch.tanh(s / softcap) if softcap else s
+        return s if alibi_slopes is None else s - alibi_slopes.expand(len(q), -1)[..., None, None] * (i - j).abs()
+
     left, right = window_size[0], 0 if causal else window_size[1]
     visible = ((left < 0) | (j >= i - left)) & ((right < 0) | (j <= i + right))
     visible = visible if keys is None else visible & keys[:, None, None]
-    s = s.masked_fill(~visible, -torch.inf)
-    seen = visible.any(-1, keepdim=True)
-    p = torch.softmax(s.masked_fill(~seen, 0.0), -1) * seen
-    lse = torch.logsumexp(s.masked_fill(~seen, 0.0), -1).masked_fill(~seen[..., 0], torch.inf)
-    return torch.einsum("bhij,bjhd->bihd", p if kept is None else p * kept, v), lse
-
-
-def same(got: Any, expected: Any, trained: Any) -> None:
-    torch.testing.assert_close(got, expected)
-    dout = torch.randn_like(expected)
-    for x, y in zip(torch.autograd.grad(got, trained, dout), torch.autograd.grad(expected, trained, dout), strict=True):
-        torch.testing.assert_close(x, y)
+    factors = 1 if kept is None else kept
+    out, lse = attention(
+        q, k, v, scale=softmax_scale, score=score, visible=visible, factors=factors, layout="bnhd"
+    )  # fmt: skip
+    return out, lse.masked_fill(lse.isneginf(), torch.inf)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -104,7 +98,7 @@ def test_slopes_are_read_in_each_call() -> None:
 @pytest.mark.parametrize("options", [pytest.param(OPTIONS[1], marks=ON_CPU), *OPTIONS[2:]], ids=str)
 def test_packed_operands(options: dict[str, Any]) -> None:
     qkv, q, kv = randn(2, 6, 3, 4, 8), randn(2, 5, 4, 8), randn(2, 7, 2, 2, 8)
-    same(fa.flash_attn_qkvpacked_func(qkv, **options), dense(*qkv.unbind(2), **options)[0], [qkv])
+    same(fa.flash_attn_qkvpacked_func(qkv, 0.0, **options), dense(*qkv.unbind(2), **options)[0], [qkv])
     same(fa.flash_attn_kvpacked_func(q, kv, **options), dense(q, *kv.unbind(2), **options)[0], [q, kv])
 
 
@@ -132,7 +126,7 @@ def test_sequences(options: dict[str, Any], slopes: Any) -> None:
 @ON_CPU
 def test_sequences_of_one_tensor() -> None:
     qkv = randn(13, 3, 4, 8)
-    out = fa.flash_attn_varlen_qkvpacked_func(qkv, ENDS_K, 6, causal=True)
+    out = fa.flash_attn_varlen_qkvpacked_func(qkv, ENDS_K, 6, 0.0, None, True)
     parts = [dense(*x[None].unbind(2), causal=True)[0][0] for x in qkv.split([5, 2, 6])]
     same(out, torch.cat(parts), [qkv])
 

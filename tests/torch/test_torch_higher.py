@@ -14,6 +14,7 @@ from torch.func import grad as func_grad
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn import functional
 
+import dense
 import regard
 from cases import CASES, Case
 from on_tensors import call, smaller
@@ -46,16 +47,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 # References: dense, in float64
 
 
-def dense(
-    q: Tensor, k: Tensor, v: Tensor, score: Any = None, hidden: Any = None, drop: Any = 1, sink: Any = None
-) -> Tensor:  # fmt: skip
-    """Attention as PyTorch's operations on whole matrices."""
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    s = s if score is None else score(s)
-    s = s if hidden is None else s.masked_fill(hidden, -torch.inf)
-    s = s if sink is None else torch.cat([s, sink[:, None, None].expand(*s.shape[:-1], 1)], -1)
-    p = s.softmax(-1)[..., : k.shape[-2]]
-    return (p * drop) @ v
+def reference(*xs: Tensor, **options: Any) -> Tensor:
+    return dense.attention(*xs, **options)[0]
 
 
 H, N, D = 2, 6, 3
@@ -64,7 +57,7 @@ BIAS, SINK, SLOPES, TABLE = normal(H, N, N), normal(H), normal(H), 1 + 0.3 * nor
 KEEP = torch.from_numpy(1.0 * dropout_mask(0.4, 7, 0, np.arange(H)[:, None, None], I.numpy(), J.numpy()))
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[Tensor, ...]]] = {}
-"""Of each option: those of regard.attention, those of `dense`, both as functions of its tensors; and the tensors."""
+"""Of each option: those of regard.attention and of `reference`, both as functions of its tensors; and the tensors."""
 
 
 def option(name: str, ours: Any, theirs: Any, *tensors: Tensor) -> None:
@@ -72,10 +65,10 @@ def option(name: str, ours: Any, theirs: Any, *tensors: Tensor) -> None:
 
 
 option("plain", dict, dict)
-option("scale", lambda: {"scale": 0.3}, lambda: {"score": lambda s: s * 0.3 * D**0.5})
-option("causal", lambda: {"causal": True}, lambda: {"hidden": J > I})
-option("window", lambda: {"mask": regard.window(1, 1)}, lambda: {"hidden": (J - I).abs() > 1})
-option("mask", lambda: {"mask": BIAS > -1}, lambda: {"hidden": BIAS <= -1})
+option("scale", lambda: {"scale": 0.3}, lambda: {"scale": 0.3})
+option("causal", lambda: {"causal": True}, lambda: {"visible": J <= I})
+option("window", lambda: {"mask": regard.window(1, 1)}, lambda: {"visible": (J - I).abs() <= 1})
+option("mask", lambda: {"mask": BIAS > -1}, lambda: {"visible": BIAS > -1})
 option("bias", lambda b: {"bias": b}, lambda b: {"score": lambda s: s + b}, BIAS)
 option("bias of a row", lambda b: {"bias": b}, lambda b: {"score": lambda s: s + b}, BIAS[:, :1])
 option("sink", lambda x: {"sink": x}, lambda x: {"sink": x}, SINK)
@@ -88,8 +81,8 @@ option(
     "a curved table", lambda x: {"score": regard.score(lambda s, b, h, i, j: s * regard.table(x)[j - i + 2] ** 3)},
     lambda x: {"score": lambda s: s * x[(J - I + 2).clamp(0, 4)] ** 3}, TABLE,
 )  # fmt: skip
-option("dropout", lambda: {"dropout": 0.4, "seed": 7}, lambda: {"drop": KEEP / 0.6})
-option("seed in a tensor", lambda: {"dropout": 0.4, "seed": torch.tensor(7)}, lambda: {"drop": KEEP / 0.6})
+option("dropout", lambda: {"dropout": 0.4, "seed": 7}, lambda: {"factors": KEEP / 0.6})
+option("seed in a tensor", lambda: {"dropout": 0.4, "seed": torch.tensor(7)}, lambda: {"factors": KEEP / 0.6})
 
 
 def repeated(f: Attention, tensors: list[Tensor], order: int) -> list[Tensor]:
@@ -113,7 +106,7 @@ def test_every_option(name: str, order: int) -> None:
     ours, theirs, tensors = OPTIONS[name]
     xs = [x.clone().requires_grad_() for x in (normal(H, N, D), normal(H, N, D), normal(H, N, 2), *tensors)]
     found = repeated(lambda q, k, v, *x: regard.attention(q, k, v, **ours(*x)), xs, order)
-    same(found, repeated(lambda q, k, v, *x: dense(q, k, v, **theirs(*x)), xs, order))
+    same(found, repeated(lambda q, k, v, *x: reference(q, k, v, **theirs(*x)), xs, order))
 
 
 @pytest.mark.parametrize("layout", on_cpu(["bhnd", "bnhd"], "bhnd"))
@@ -126,10 +119,7 @@ def test_grouped_heads_and_leading_dimensions(layout: str) -> None:
         out = regard.attention(*(x.transpose(-2, -3) if first else x for x in xs), layout=layout, causal=True)
         return out.transpose(-2, -3) if first else out
 
-    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return dense(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), hidden=J > I)
-
-    same(repeated(ours, xs, 3), repeated(theirs, xs, 3))
+    same(repeated(ours, xs, 3), repeated(partial(reference, visible=J <= I), xs, 3))
 
 
 # The table of cases: the formulas beside the kernels, in values and second derivatives
@@ -188,7 +178,7 @@ def ours(*xs: Tensor) -> Tensor:
 
 def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     n = torch.arange(q.shape[-2])
-    return dense(q, k, v, score=lambda s: 2 * torch.tanh(s / 2), hidden=n > n[:, None])
+    return reference(q, k, v, score=lambda s: 2 * torch.tanh(s / 2), visible=n <= n[:, None])
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -244,13 +234,13 @@ def test_drop_ins(drop_in: Any) -> None:
             found = repeated(lambda *x: functional.scaled_dot_product_attention(*x, is_causal=True), xs, 3)
     else:
         found = repeated(lambda *x: drop_in(*x, is_causal=True), xs, 3)
-    same(found, repeated(lambda *x: dense(*x, hidden=n > n[:, None]), xs, 3))
+    same(found, repeated(partial(reference, visible=n <= n[:, None]), xs, 3))
 
 
 def test_weights() -> None:
     xs = [normal(2, 5, 3).requires_grad_() for _ in range(3)]
     found = repeated(lambda *x: regard.attention(*x, return_weights=True)[1], xs[:2] + xs[:1], 3)
-    same(found, repeated(lambda q, k, _: (q @ k.mT / 3**0.5).softmax(-1), xs[:2] + xs[:1], 3))
+    same(found, repeated(lambda q, k, _: dense.scores(q, k).softmax(-1), xs[:2] + xs[:1], 3))
 
 
 class Field(torch.nn.Module):
@@ -276,7 +266,7 @@ def squared_laplacian(network: Field, points: Tensor) -> Tensor:
 def test_a_laplacian_in_a_loss() -> None:
     points = normal(5, 2).requires_grad_()
     losses, gradients = [], []
-    for attention in (regard.attention, dense):
+    for attention in (regard.attention, reference):
         network = Field(attention)
         value = squared_laplacian(network, points)
         value.backward()

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+import dense
 import regard
 import regard.torch
 from regard.torch.graph import texts
@@ -106,7 +107,7 @@ def test_weights_differentiate_in_both_layouts() -> None:
         return regard.attention(x, x.cos(), x, return_weights=True, layout=layout, engine="tiled")[1].square()
 
     def naive(q: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(q @ q.cos().mT / 2, -1).square()
+        return dense.scores(q, q.cos()).softmax(-1).square()
 
     reference = grad(lambda q: naive(q).sum())(QUERY)
     for layout in ("bhnd", "bnhd"):

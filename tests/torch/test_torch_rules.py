@@ -8,6 +8,7 @@ import torch
 
 import regard
 import regard.torch
+from dense import attention, same
 
 pytestmark = pytest.mark.engine("tiled")
 
@@ -114,13 +115,8 @@ def test_functions_of_pytorch_mean_in_rules_what_they_mean(name: str, operands: 
     habit = HABITS[name]
     q, k, v = (x.clone().requires_grad_() for x in operands)
     out = regard.attention(q, k, v, score=lambda s, b, h, i, j: habit(s, i - j))
-    expected = torch.softmax(habit(q @ k.mT / q.shape[-1] ** 0.5, distance(q, k)), -1) @ v
-    torch.testing.assert_close(out, expected)
-    cotangent = torch.randn_like(out)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, (q, k, v), cotangent), torch.autograd.grad(expected, (q, k, v), cotangent), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = attention(q, k, v, score=lambda s: habit(s, distance(q, k)))[0]
+    same(out, expected, [q, k, v], rtol=1e-4, atol=1e-5)
 
 
 NUMBERS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -145,7 +141,7 @@ def test_a_parameter_without_axes_is_a_number_that_trains(name: str, operands: t
     made = regard.score(lambda s, b, h, i, j: rule(s, i - j, p))
 
     def outs() -> tuple[torch.Tensor, torch.Tensor]:
-        theirs = torch.softmax(rule(q @ k.mT / q.shape[-1] ** 0.5, distance(q, k), p), -1) @ v
+        theirs = attention(q, k, v, score=lambda s: rule(s, distance(q, k), p))[0]
         return regard.attention(q, k, v, score=made), theirs
 
     for _ in range(2):  # again with another value, which the same rule follows

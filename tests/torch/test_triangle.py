@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard.torch
+from dense import attention, same, scores
 from regard.torch import triangle_attention
 from support import on_cpu
 
@@ -23,10 +24,8 @@ def formula(
     scale: float | None = None,
 ) -> torch.Tensor:
     """cuequivariance's formula, with a constant in the place of the scores of hidden keys."""
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
-    if mask is not None:
-        scores = torch.where(mask != 0, scores, -1e9)
-    return scores.softmax(-1) @ v
+    score = bias.add if mask is None else lambda s: torch.where(mask != 0, s + bias, -1e9)
+    return attention(q, k, v, scale=scale, score=score)[0]
 
 
 def operands(*lead: int, n_q: int = 7, n_k: int = 5, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -49,13 +48,7 @@ def test_value_and_gradients_are_the_formula(dtype: torch.dtype | None) -> None:
     x = operands(2, 6, 2)
     mask = None if dtype is None else masks(2, 6).to(dtype)
     out, expected = triangle_attention(*x, mask), formula(*x, mask)
-    torch.testing.assert_close(out, expected)
-    cotangent = torch.randn_like(out)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, x, cotangent), torch.autograd.grad(expected, x, cotangent), strict=True
-    ):
-        assert ours.shape == theirs.shape
-        torch.testing.assert_close(ours, theirs)
+    same(out, expected, x)
 
 
 def test_second_derivatives_pass_gradcheck() -> None:
@@ -82,10 +75,10 @@ def test_lengths_are_prefixes_and_empty_rows_are_zero() -> None:
 def test_auxiliary_results_are_those_of_the_scores() -> None:
     x, mask = operands(2, 6, 2), masks(2, 6)
     out, lse, largest = triangle_attention(*x, mask, return_aux=True)
-    scores = torch.where(mask, x[0] @ x[1].mT * 8**-0.5 + x[3], -1e9).detach()
+    expected = torch.where(mask, scores(x[0], x[1]) + x[3], -1e9).detach()
     torch.testing.assert_close(out, formula(*x, mask))
-    torch.testing.assert_close(lse, scores.logsumexp(-1).float())
-    torch.testing.assert_close(largest, scores.amax(-1).float())
+    torch.testing.assert_close(lse, expected.logsumexp(-1).float())
+    torch.testing.assert_close(largest, expected.amax(-1).float())
     assert not lse.requires_grad
     assert not largest.requires_grad
 
@@ -164,7 +157,8 @@ def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> type[torch.nn.Modul
             self, q_x: torch.Tensor, kv_x: torch.Tensor, biases: list[torch.Tensor] | None = None, use_lma: bool = False
         ) -> torch.Tensor:
             q, k, v = self._prep_qkv(q_x, kv_x)
-            return self._wrap_up(((q @ k.mT + sum(biases or [])).softmax(-1) @ v).transpose(-2, -3), q_x)
+            out, _ = attention(q, k, v, scale=1.0, score=lambda s: s + sum(biases or []))
+            return self._wrap_up(out.transpose(-2, -3), q_x)
 
     Attention.__module__, Attention.__qualname__ = name, "Attention"
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import regard.torch
+from dense import attention, same
 from regard.torch.dropins.xformers import (
     BlockDiagonalCausalMask,
     BlockDiagonalMask,
@@ -24,9 +24,8 @@ Q, K = [4, 2, 5], [5, 4, 6]  # the lengths of sequences
 N_Q, N_K = sum(Q), sum(K)
 
 
-def dense(q: Any, k: Any, v: Any, visible: torch.Tensor, bias: Any = 0.0, scale: Any = None) -> torch.Tensor:
-    s = torch.einsum("bihd,bjhd->bhij", q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale) + bias
-    return torch.einsum("bhij,bjhd->bihd", torch.softmax(s.masked_fill(~visible, -torch.inf), -1), v)
+def dense(*qkv: torch.Tensor, **options: Any) -> torch.Tensor:
+    return attention(*qkv, layout="bnhd", **options)[0]
 
 
 def every(n_q: int, n_k: int) -> torch.Tensor:
@@ -50,32 +49,26 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def same(got: Any, expected: Any, trained: Any) -> None:
-    torch.testing.assert_close(got, expected)
-    dout = torch.randn_like(expected)
-    for x, y in zip(torch.autograd.grad(got, trained, dout), torch.autograd.grad(expected, trained, dout), strict=True):
-        torch.testing.assert_close(x, y)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_biases(name: str) -> None:
     mask, visible = CASES[name]
     theirs = type(name, (), vars(mask))()  # xFormers' classes of these names are read alike
     q, k, v = randn(1, N_Q, 2, 8), randn(1, N_K, 2, 8), randn(1, N_K, 2, 6)
     for bias in (mask, theirs):
-        same(memory_efficient_attention(q, k, v, bias, scale=0.4), dense(q, k, v, visible, scale=0.4), [q, k, v])
+        out = memory_efficient_attention(q, k, v, bias, scale=0.4)
+        same(out, dense(q, k, v, visible=visible, scale=0.4), [q, k, v])
 
 
 @pytest.mark.engine("cpu")
 def test_tensors() -> None:
     q, k, v, bias = randn(2, 5, 3, 8), randn(2, 6, 3, 8), randn(2, 6, 3, 6), randn(2, 3, 5, 6)
-    same(memory_efficient_attention(q, k, v, bias), dense(q, k, v, every(5, 6), bias), [q, k, v, bias])
+    same(memory_efficient_attention(q, k, v, bias), dense(q, k, v, score=bias.add), [q, k, v, bias])
 
 
 def test_one_head() -> None:
     q, bias = randn(2, 5, 8), randn(2, 5, 5)
     x = q[:, :, None]
-    same(memory_efficient_attention(q, q, q, bias), dense(x, x, x, every(5, 5), bias[:, None])[:, :, 0], [q, bias])
+    same(memory_efficient_attention(q, q, q, bias), dense(x, x, x, score=bias[:, None].add)[:, :, 0], [q, bias])
 
 
 @pytest.mark.parametrize("expanded", [False, True])
@@ -84,7 +77,7 @@ def test_groups_of_heads(expanded: bool) -> None:
     k, v = (randn(2, 6, 2, 1 if expanded else 3, 8) for _ in range(2))
     out = memory_efficient_attention(q, k.expand(-1, -1, -1, 3, -1), v.expand(-1, -1, -1, 3, -1), bias)
     heads = [x.expand(-1, -1, -1, 3, -1).flatten(2, 3) for x in (q, k, v)]
-    same(out, dense(*heads, every(5, 6), bias.flatten(1, 2)).unflatten(2, (2, 3)), [q, k, v, bias])
+    same(out, dense(*heads, score=bias.flatten(1, 2).add).unflatten(2, (2, 3)), [q, k, v, bias])
 
 
 def test_dropout_and_dtype() -> None:

@@ -47,10 +47,15 @@ assert_type(
 assert_type(regard.multihead_attention(q, q, q, 8, observe=["lse"]), tuple[NDArray[np.float32], regard.Seen])
 
 assert_type(regard.attention(q, q, q, metric=q[0, :2, :2]), NDArray[np.float32])
-assert_type(regard.attention_vjp(q, q, q, q, metric=q).metric, np.ndarray[Any, np.dtype[Any]] | None)
+g, (primal, tangent) = regard.attention_vjp(q, q, q, q, metric=q), regard.attention_jvp(q, q, q, dquery=q)
+assert_type((g.query.shape, g.metric.shape, primal.out.shape), tuple[Any, Any, Any])
+assert_type(regard.plan(n=10, d=64, ranks=2).ranks.deal, str | Any)
 assert_type(regard.weights(q, q, metric=q), NDArray[np.float32])
 
 regard.attention(q, q, q, metric="identity")  # refused
+regard.attention(q, q, q, observe=["entropi"])  # refused
+regard.multihead_attention(q, q, q, 8, observe=["entropi"])  # refused
+regard.export_wasm("attention", statistics=["entropi"])  # refused
 regard.attention_jvp(q, q, q, dmetric=1)  # refused
 regard.attention(q, q, q, casual=True)  # refused
 regard.attention(q, q, q, layout="bshd")  # refused

@@ -9,6 +9,7 @@ from regard.examplemodel import ExampleModel
 from regard.viewer.data.questions import Answer
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve.answers import Answers
+from support import softmax
 
 SETTINGS = Settings("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br", temperature=1.5)
 RNG = np.random.default_rng(0)
@@ -55,8 +56,7 @@ def test_odds_of_the_next_token(answers: Answers, model: ExampleModel, i: int | 
     assert told["i"] == (last if i is None else i)
     for name, trace in traces.items():
         np.testing.assert_allclose(told["losses"][name], trace.losses(), rtol=1e-12)
-        shares = np.exp(trace.logits[told["i"]].astype(float))
-        shares /= shares.sum()
+        shares = softmax(trace.logits[told["i"]].astype(float))
         listed = {odd["token"]: odd[name] for odd in told["odds"]}
         for byte in np.argsort(-shares)[:5]:
             assert listed[chr(byte)] == pytest.approx(shares[byte])

@@ -29,7 +29,7 @@ from regard.viewer.show.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, t
 from regard.viewer.show.picture import HEIGHT, WIDTH, picture
 from regard.viewer.show.steps import first_matrix, show_steps
 from regard.viewer.show.terminal import show
-from support import assert_within, traced_memory
+from support import assert_within, softmax, traced_memory
 
 HOSTILE = (
     "<script>alert(1)</script>", "[red]x[/red]", "</script>", "&amp;", "🎉", "שלום", "a\u202eb", "\x1b[31m", "\x00",
@@ -44,8 +44,7 @@ def made_up(tokens, layers=2, heads=3, seed=0, causal=True, separator=" "):
     scores[1, 1, np.arange(1, n), np.arange(n - 1)] += 12
     if causal:
         scores[..., np.triu_indices(n, 1)[0], np.triu_indices(n, 1)[1]] = -np.inf
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    weights = softmax(scores).astype(np.float32)
     statistics = {
         name: rng.random((layers, heads)) / 2 for name in (*(kind.name for kind in KINDS), "normalized entropy")
     }
@@ -168,8 +167,7 @@ def test_data_is_what_the_model_and_insight_say(model):
             ("first-token sink", insight.sink(expected)),
         ):
             assert_share_of_weights(f"{kind}, layer {layer}", data.statistics[kind][layer], measure)
-    logits = trace.logits[-1].astype(np.float64)
-    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    shares = softmax(trace.logits[-1].astype(np.float64))
     likeliest = [byte for byte in np.argsort(-shares)[:5] if shares[byte] >= 0.005]
     assert [share for _, share in data.following] == pytest.approx(shares[likeliest])
     assert data.following[0][0] == chr(likeliest[0])

@@ -60,16 +60,18 @@ def _source(annotation: Any) -> Any:
 
 
 def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> Callable[[F], F]:
-    """Decorate a function that passes its `**options` to another one.
+    """Decorate a function that passes its `**options`, and `*args` if it has them, to another one.
 
-    Its signature lists the options of that one.
+    Its signature lists the options, and the other parameters, of that one.
     """
 
     def decorate(function: F) -> F:
         own = inspect.signature(function)
-        parameters = {name: x for name, x in own.parameters.items() if x.kind is not x.VAR_KEYWORD}
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = {name: x for name, x in own.parameters.items() if x.kind not in variable}
+        every = "args" in own.parameters
         for name, x in inspect.signature(below).parameters.items():
-            if x.kind is x.KEYWORD_ONLY and name not in without:
+            if (every or x.kind is x.KEYWORD_ONLY) and name not in without:
                 parameters.setdefault(name, x)
         function.__signature__ = own.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
         return function

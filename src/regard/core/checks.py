@@ -314,7 +314,7 @@ def fits(
     """
     if p.device is not None:
         return
-    rows, real = p.batch * p.heads * p.n_q, p.compute.itemsize
+    rows, real = p.all_heads * p.n_q, p.compute.itemsize
     if not (p.observe or weights or gradients) and outputs * rows * (p.d_v + 2) * 8 <= LARGE:
         return  # small whatever the dtype: most calls end here
     results = {"out": outputs * rows * (p.d_v if d_v is None else d_v) * p.dtype.itemsize, "lse": outputs * rows * real}

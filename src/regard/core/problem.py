@@ -35,9 +35,10 @@ class Outputs(NamedTuple):
     ((3, 3), (3,), (3,))
     """
 
-    out: Array | None
-    lse: Array | None
-    entropy: Array | None
+    # "| Any", since a type checker does not know which are None: those that were not asked for.
+    out: Array | Any
+    lse: Array | Any
+    entropy: Array | Any
     low: Array | None = None
 
 
@@ -55,13 +56,13 @@ class Differential:
     ((3, 3), (1,), None)
     """
 
-    query: Array | None = None
-    key: Array | None = None
-    value: Array | None = None
-    bias: Array | None = None
-    sink: Array | None = None
+    query: Array | Any = None  # as in `Outputs`
+    key: Array | Any = None
+    value: Array | Any = None
+    bias: Array | Any = None
+    sink: Array | Any = None
     tables: Mapping[Table, Array] = field(default_factory=dict)
-    metric: Array | None = None
+    metric: Array | Any = None
 
 
 ROW_BLOCK, ROW_STEP, KEY_STEP = 384, 768, 1024
@@ -207,10 +208,15 @@ class Problem:
     def batch(self) -> int:
         return math.prod(self.lead)
 
+    @cached_property
+    def all_heads(self) -> int:
+        """The number of heads of all batch elements."""
+        return self.batch * self.heads
+
     @property
     def pairs(self) -> int:
         """The number of query-key pairs of all heads, masked or not."""
-        return self.batch * self.heads * self.n_q * self.n_k
+        return self.all_heads * self.n_q * self.n_k
 
     @property
     def heads(self) -> int:

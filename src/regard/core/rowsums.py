@@ -76,7 +76,7 @@ def taken(p: Problem, lse: object) -> Array:
     Raises TypeError or ValueError if it does not belong to the call.
     """
     found = checks.array("lse", lse)
-    if found.size != p.batch * p.heads * p.n_q:
+    if found.size != p.all_heads * p.n_q:
         raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {found.shape}")
     found = found.reshape(p.shape(p.n_q))
     require("lse", p, found, pairs=ON_LOADING)
@@ -101,7 +101,7 @@ def deviation(
     rows: rows to sample from. count: rows of each head. pairs: query-key pairs that may be visited; if all heads take
     more, some are sampled, with at least one row. None: all heads.
     """
-    heads, n_k = p.batch * p.heads, max(p.n_k, 1)
+    heads, n_k = p.all_heads, max(p.n_k, 1)
     if not heads or not len(rows):
         return None
     most = heads

@@ -284,6 +284,12 @@ class WeightByDistance(Statistic):
 NAMES = tuple(KINDS)
 """The statistics without parameters."""
 
+StatisticName = Literal[
+    "lse", "entropy", "visible", "normalized_entropy", "effective_states", "max", "argmax", "received",
+    "group_received", "profile",
+]  # fmt: skip
+"""`NAMES`, for type checkers."""
+
 
 class TopWeights(Statistic):
     """The k largest weights of a query, and their keys."""

@@ -69,7 +69,7 @@ def is_small(p: Problem) -> bool:
 
 def strips(p: Problem, rows: Any) -> Iterator[Any]:
     """Return parts of rows, of which all weights have at most `STRIP` numbers, or one row."""
-    count = max(1, STRIP // max(1, p.batch * p.heads * p.n_k))
+    count = max(1, STRIP // max(1, p.all_heads * p.n_k))
     return (rows[n : n + count] for n in range(0, len(rows), count))
 
 

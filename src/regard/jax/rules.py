@@ -3,14 +3,13 @@
 The leaves of a rule are its arrays: tables, and dense masks. The rest of it is static: its expression and numbers.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import jax
 from regard.arguments.values import array_type
-from regard.rules import Mask, Requirement, Rule, Score, Table, rule_from_text, rule_text
+from regard.rules import Mask, Rule, RuleText, Score, Table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -123,21 +122,6 @@ def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
     return x if x.dtype == bool else x != 0
 
 
-@dataclass(frozen=True)
-class Structure:
-    """A rule without its arrays.
-
-    expression: as text. prints: the text of one rule of this structure, which may show values. bounds: of each table.
-    """
-
-    kind: type[Rule]
-    expression: str
-    prints: str = field(compare=False)
-    requires: tuple[Requirement, ...]
-    binds: tuple[int, ...]
-    bounds: tuple[Any, ...]
-
-
 def narrow(values: Array) -> Array:
     """Return the integers of a table in 32 bits, unless JAX has 64.
 
@@ -151,22 +135,19 @@ def narrow(values: Array) -> Array:
     return values.astype(np.int32)
 
 
-def flatten(rule: Rule) -> tuple[list[Any], Structure]:
-    """Return the arrays of a rule, in the order in which its expression reads them, and the rest."""
-    expression, tables, dense = rule_text(rule.node)
+def flatten(rule: Rule) -> tuple[list[Any], tuple[RuleText, tuple[Any, ...]]]:
+    """Return the arrays of a rule, in the order in which its expression reads them; its text, and bounds of tables."""
+    text, tables, dense = RuleText.of(rule)
     leaves = [x.source if isinstance(x, JaxTable) else narrow(x.array) for x in tables]
-    return [*leaves, *dense], Structure(
-        type(rule), expression, rule.text, rule.requires, (rule.binds,) if isinstance(rule, Mask) else (),
-        tuple(x.bounds for x in tables),
-    )  # fmt: skip
+    return [*leaves, *dense], (text, tuple(x.bounds for x in tables))
 
 
-def unflatten(structure: Structure, leaves: Any) -> Rule:
+def unflatten(structure: tuple[RuleText, tuple[Any, ...]], leaves: Any) -> Any:
     """Return the rule with these leaves, which may be anything."""
-    leaves, count = tuple(leaves), len(structure.bounds)
-    tables = [JaxTable.leaf(x, bounds) for x, bounds in zip(leaves, structure.bounds, strict=False)]
-    node = rule_from_text(structure.expression, tables, leaves[count:])
-    return structure.kind(node, structure.prints, structure.requires, *structure.binds)
+    text, bounds = structure
+    leaves, count = tuple(leaves), len(bounds)
+    tables = [JaxTable.leaf(*pair) for pair in zip(leaves, bounds, strict=False)]
+    return text.rule(tables, leaves[count:])
 
 
 for kind in (Mask, Score):

@@ -14,7 +14,7 @@ from regard.core import checks, rowsums
 from regard.core.layout import Layout
 from regard.core.options import taking_options
 from regard.core.problem import Differential, Outputs, Problem
-from regard.core.statistics import ENTROPY, Seen, Statistic
+from regard.core.statistics import ENTROPY, Seen, Statistic, StatisticName
 from regard.core.types import Array, ArrayLike, Options, TileOptions
 from regard.engines import Engine, choose
 from regard.ops import callcache
@@ -56,7 +56,7 @@ def attention(
     value: Array,
     *,
     return_weights: Literal[False] = False,
-    observe: Sequence[str | Statistic],
+    observe: Sequence[StatisticName | Statistic],
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> tuple[Array, Seen]: ...
@@ -67,14 +67,14 @@ def attention(
     value: Array,
     *,
     return_weights: Literal[True],
-    observe: Sequence[str | Statistic],
+    observe: Sequence[StatisticName | Statistic],
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> tuple[Array, Array, Seen]: ...
 @overload
 def attention(
-    query: Array, key: Array, value: Array, *, return_weights: bool = False, observe: Sequence[str | Statistic] = (),
-    engine: str | None = None, **options: Unpack[Options],
+    query: Array, key: Array, value: Array, *, return_weights: bool = False,
+    observe: Sequence[StatisticName | Statistic] = (), engine: str | None = None, **options: Unpack[Options],
 ) -> Any: ...  # fmt: skip
 @dispatched
 @taking_options()
@@ -84,7 +84,7 @@ def attention(
     value: Array,
     *,
     return_weights: bool = False,
-    observe: Sequence[str | Statistic] = (),
+    observe: Sequence[StatisticName | Statistic] = (),
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> Any:
@@ -224,14 +224,14 @@ def weights(
     """
     p = problem_from(query, key, key, **options)
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
-    checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
+    checks.fits(p, outputs=lse is None, weights=p.all_heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
     arranged = Layout.of(query, options.get("layout", "bhnd"))
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
         known = arranged.rows_to_bhn(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
-        rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
+        rowsums.require("lse", p, known, rows=i, pairs=p.all_heads * len(i) * len(j))
     assert known is not None
     tile = arranged.per_head(chosen.weights(p, known, i, j))
     return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
@@ -251,17 +251,25 @@ def attention_vjp(
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> Differential:
-    """Compute the gradients of attention in every input, in O(n) memory.
+    """Compute the gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ in every input.
 
-    They are those of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩. dout has the shape and dtype
-    of the output; dlse and dentropy are (..., h, n_q) and floating; None is zero. The options are
-    those of `attention`, except `return_weights` and `observe`. `outputs` of the same call saves
-    the forward pass: the (out, seen) of `attention(..., observe=["lse"])`, or the first result of
-    `attention_jvp`. Only `dentropy` needs its entropy. In 16 bits neither has `low`, and without
-    them gradients of saturated rows are more exact.
+    Memory is O(n).
 
-    Returns a `Differential`: query, key, value, bias, sink and metric in the shapes and dtypes of
-    the inputs, and `tables[t]` for every float `regard.table` t of a score.
+    Args:
+        query, key, value, engine: as in `attention`, and so are the options.
+        dout: in the shape and dtype of the output; None is zero.
+        dlse, dentropy: (..., h, n_q), floating; None is zero.
+        outputs: of the same call, which saves the forward pass: the (out, seen) of `attention(...,
+            observe=["lse"])`, or the first result of `attention_jvp`. Only `dentropy` needs its
+            entropy. In 16 bits neither has `low`: without `outputs`, gradients of saturated rows
+            are more exact.
+
+    Returns:
+        a `Differential`: query, key, value, bias, sink and metric in the shapes and dtypes of the
+        inputs, and `tables[t]` for every float `regard.table` t of a score.
+
+    Raises:
+        TypeError, ValueError, MemoryError: as `attention`, also for cotangents and `outputs`.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -351,9 +359,22 @@ def attention_vjp_jvp(
 ) -> tuple[Differential, Outputs]:
     """Compute second derivatives in O(n) memory: tangents of gradients and of outputs.
 
-    `tangents` are those of the inputs, also given one by one as in `attention_jvp`.
-    `cotangent_tangents` are those of dout, dlse and dentropy. What is None does not vary. Shapes,
-    dtypes, the options and `outputs` are as in `attention_vjp` and `attention_jvp`.
+    Args:
+        query, key, value, dout, dlse, dentropy, engine: as in `attention_vjp`, and so are the
+            options.
+        tangents: those of the inputs; None does not vary.
+        dquery, dkey, dvalue, dbias, dsink, dmetric, dtables: the same one by one, as in
+            `attention_jvp`.
+        cotangent_tangents: those of dout, dlse and dentropy, in their shapes and dtypes; None does
+            not vary.
+        outputs: of the same call, which saves the forward pass, as in `attention_vjp`. dentropy and
+            its tangent need its entropy.
+
+    Returns:
+        the tangents of the gradients that `attention_vjp` returns, and those of the outputs.
+
+    Raises:
+        TypeError, ValueError, MemoryError: as `attention_vjp`, also for tangents.
 
     Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product
     of the Hessian of ℓ with `tangents`. Reverse over reverse is the same. Let u be the gradient of

@@ -15,6 +15,7 @@ from regard.core.statistics import (
     Lse,
     Received,
     Statistic,
+    StatisticName,
     TopWeights,
     Visible,
     WeightByDistance,
@@ -43,7 +44,7 @@ def export_wasm(
     sink: bool = False,
     dropout: bool = False,
     array_mask: bool = False,
-    statistics: Sequence[str | Statistic] = (),
+    statistics: Sequence[StatisticName | Statistic] = (),
     maps: bool = False,
     relaxed: bool = False,
 ) -> Path:

@@ -18,9 +18,16 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[Array, Array]:
     """Merge attention over disjoint sets of keys, from (out, lse) over each.
 
-    out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64
-    where lse is). `sink` (h,) is counted once, so the parts must be computed without it. Returns
-    (out, lse).
+    Args:
+        parts: tuples of out (..., h, n_q, d_v) and lse (..., h, n_q), in one shape and dtype each.
+        sink: (h,), counted once: the parts are computed without it.
+
+    Returns:
+        (out, lse) in the shapes and dtypes of a part, computed in float32, or float64 where lse is.
+
+    Raises:
+        TypeError: for a part that is no tuple of two arrays, or of another dtype.
+        ValueError: without a part, and for a shape that does not fit.
 
     With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has
     lse −∞ and weighs nothing (Rabe and Staats 2021, arXiv:2112.05682). Gradients through parts in

@@ -10,7 +10,7 @@ import numpy as np
 from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.arguments.signatures import passing_on
 from regard.core import checks
-from regard.core.statistics import Seen, Statistic
+from regard.core.statistics import Seen, Statistic, StatisticName
 from regard.core.types import Array, ArrayLike, HeadsOptions
 from regard.ops.attention import attention
 
@@ -48,7 +48,7 @@ def multihead_attention(
     num_heads: int,
     *,
     return_weights: Literal[False] = False,
-    observe: Sequence[str | Statistic],
+    observe: Sequence[StatisticName | Statistic],
     **options: Unpack[HeadsOptions],
 ) -> tuple[Array, Seen]: ...
 @overload
@@ -59,7 +59,7 @@ def multihead_attention(
     num_heads: int,
     *,
     return_weights: Literal[True],
-    observe: Sequence[str | Statistic],
+    observe: Sequence[StatisticName | Statistic],
     **options: Unpack[HeadsOptions],
 ) -> tuple[Array, Array, Seen]: ...
 @overload
@@ -70,7 +70,7 @@ def multihead_attention(
     num_heads: int,
     *,
     return_weights: bool = False,
-    observe: Sequence[str | Statistic] = (),
+    observe: Sequence[StatisticName | Statistic] = (),
     **options: Unpack[HeadsOptions],
 ) -> Any: ...
 @dispatched

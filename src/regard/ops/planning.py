@@ -143,7 +143,7 @@ class Plan:
     working_memory: int
     naive_memory: int
     tiles: Tiles
-    ranks: RanksPlan | None = None
+    ranks: RanksPlan | Any = None  # as in `Outputs`
 
     complexity = COMPLEXITY
 
@@ -317,7 +317,7 @@ def plan(
         flops=2 * pairs * (p.d + p.d_v),
         flops_visited=2 * (tiles.pairs if chosen.SKIPS_TILES else pairs) * (p.d + p.d_v),
         bytes_read=sum(x.nbytes for x in inputs if x is not None),
-        bytes_written=p.batch * p.heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
+        bytes_written=p.all_heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
         working_memory=chosen.working_memory(p),
         naive_memory=pairs * p.dtype.itemsize,
         tiles=tiles,

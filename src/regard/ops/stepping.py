@@ -121,14 +121,21 @@ def steps(
 ) -> Steps:
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
-    The steps are queries, keys, values (and keys and values for each query head, if heads are
-    grouped), raw scores, scaled, score, bias, masked, lse, softmax, dropout and output. Only those
-    that happen appear. Arrays (..., h, n_q, n_k) are built. Raises what `regard.attention` raises.
+    Args:
+        query, key, value: as in `regard.attention`, and so are the options.
+        dout: a gradient of the output, in its shape and dtype. With it the steps of backward
+            follow, in closed form (Dao et al. 2022, appendix B): the gradients of values, of
+            weights, of scores through the Jacobian of softmax, and of queries and keys, as
+            `regard.attention_vjp` returns them.
 
-    `dout` is a gradient of the output, in its shape and dtype. With it the steps of backward
-    follow, in closed form (Dao et al. 2022, appendix B): the gradients of values, of weights, of
-    scores through the Jacobian of softmax, and of queries and keys, as `regard.attention_vjp`
-    returns them. The Jacobian, (..., h, n_q, n_k, n_k), is built only where its `value` is read.
+    Returns:
+        `Steps`: queries, keys, values (and keys and values for each query head, if heads are
+        grouped), raw scores, scaled, score, bias, masked, lse, softmax, dropout and output. Only
+        those that happen appear. Arrays (..., h, n_q, n_k) are built. The Jacobian, (..., h, n_q,
+        n_k, n_k), is built only where its `value` is read.
+
+    Raises:
+        TypeError, ValueError, MemoryError: as `regard.attention`.
 
     >>> import numpy as np, regard
     >>> rng = np.random.RandomState(42)

@@ -6,7 +6,7 @@
 | `tracing` | the arguments of a rule while it is traced: indices, score, tables |
 | `tensors` | PyTorch's functions in rules, by name |
 | `expression` | expressions as graphs of nodes; values: `evaluate` |
-| `program` | code: expressions as instructions, and as text |
+| `program` | code: expressions as instructions; rules as text |
 | `forms` | what rules share whose tables have other values |
 | `intervals`, `extremes` | interval arithmetic over index ranges; least and greatest entries of tables |
 | `bounds` | bounds: `classify`, `key_tiles`, `visible_tiles` |
@@ -39,7 +39,7 @@ from regard.rules.masks import (
     strided,
     window,
 )
-from regard.rules.program import Instruction, Program, rule_from_text, rule_text
+from regard.rules.program import Instruction, Program, RuleText, rule_from_text, rule_text
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
 from regard.rules.tracing import Table, Traced, table, where
 
@@ -60,6 +60,7 @@ __all__ = [
     "Reading",
     "Requirement",
     "Rule",
+    "RuleText",
     "Score",
     "Table",
     "Traced",

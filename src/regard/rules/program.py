@@ -1,4 +1,4 @@
-"""Expressions as linear programs, for compilers, and as text.
+"""Expressions as linear programs, for compilers, and rules as text.
 
 A program has one instruction per node, each operand computed before its use. The text is for files, and for compiled
 programs of other frameworks.
@@ -6,11 +6,15 @@ programs of other frameworks.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 from regard.rules.expression import Array, Kind, Node, Number, make, once, order
+from regard.rules.masks import Mask, Requirement, Rule
+from regard.rules.scores import Score
 from regard.rules.tracing import Table
+
+KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
 
 
 class Instruction(NamedTuple):
@@ -115,3 +119,30 @@ def rule_from_text(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> No
         nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
     found: Node = nodes[result]
     return found
+
+
+@dataclass(frozen=True)
+class RuleText:
+    """A rule as text, without its arrays.
+
+    kind: "Mask" or "Score". expression: see `rule_text`. prints: the text of one such rule, which may show values.
+    """
+
+    kind: str
+    expression: str
+    prints: str = field(compare=False)
+    requires: tuple[Requirement, ...]
+    binds: int | None = None
+
+    @classmethod
+    def of(cls, rule: Rule) -> tuple[Self, tuple[Any, ...], tuple[Any, ...]]:
+        """Return the text of a rule, and the tables and dense arrays that it reads."""
+        expression, tables, dense = rule_text(rule.node)
+        binds = getattr(rule, "binds", None)
+        return cls(type(rule).__name__, expression, rule.text, rule.requires, binds), tables, dense
+
+    def rule(self, tables: Sequence[Any], dense: Sequence[Any]) -> Any:
+        """Return the rule over these arrays."""
+        binds = () if self.binds is None else (self.binds,)
+        node = rule_from_text(self.expression, tables, dense)
+        return KINDS[self.kind](node, self.prints, self.requires, *binds)

@@ -32,7 +32,7 @@ BAND = 2**10
 
 def block_size(p: Problem) -> int:
     """Return the scores of a block: at least one row of all heads."""
-    return max(p.batch * p.heads * p.n_k, ON_HOST if p.device is None else ON_DEVICE)
+    return max(p.all_heads * p.n_k, ON_HOST if p.device is None else ON_DEVICE)
 
 
 def working_memory(p: Problem) -> int:
@@ -108,7 +108,7 @@ class DeviceCall:
         p = self.p
         rows = range(p.n_q) if rows is None else rows
         rows = rows if rows.step > 0 else rows[::-1]
-        size = block_size(p) // max(1, p.batch * p.heads)
+        size = block_size(p) // max(1, p.all_heads)
         block: Block | None = None
         for first in range(0, len(rows), TILE * BAND):
             tiles = [rows[n : n + TILE] for n in range(first, min(first + TILE * BAND, len(rows)), TILE)]
@@ -132,7 +132,7 @@ class DeviceCall:
         Only bounds that the host can read narrow them: a table or a mask on a device hides no tile.
         """
         p, count = self.p, len(tiles)
-        if not p.rules.hiding or not p.batch * p.heads * p.n_k:
+        if not p.rules.hiding or not p.all_heads * p.n_k:
             return [range(p.n_k)] * count
         alike = "b" not in reads(*p.rules.hiding) and len(self.formula.offset) == 1
         batch = np.arange(1 if alike else p.batch)

@@ -54,7 +54,7 @@ def threads_for(p: Problem, rows: int | None = None) -> int:
 
     It is one if starting more would take longer.
     """
-    return num_threads() if p.batch * p.heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
+    return num_threads() if p.all_heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
 
 
 def spread_blocks(

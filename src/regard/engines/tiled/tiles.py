@@ -409,7 +409,7 @@ def working_memory(p: Problem) -> int:
 
     They are copied once more if the dtype of sums is wider.
     """
-    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // BLOCK_Q))
+    threads = min(num_threads(), p.all_heads * -(-p.n_q // BLOCK_Q))
     scores = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)
     copies = 2 if p.dtype == p.compute else 3
     return threads * p.compute.itemsize * (2 * scores + copies * (BLOCK_Q + scores // BLOCK_Q) * (p.d + p.d_v))

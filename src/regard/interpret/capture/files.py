@@ -5,6 +5,7 @@ Rules are lists of instructions.
 
 import json
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import OPTIONS, RULES, Layer, Tokens
-from regard.rules import OPS, Requirement, Rule, Table, rule_from_text, rule_text
+from regard.rules import OPS, Requirement, Rule, RuleText, Table
 from regard.runtime import arrayfile
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,11 +76,11 @@ class _Written:
 
     def rule(self, rule: Rule) -> Any:
         if id(rule) not in self._rules:
-            expression, tables, dense = rule_text(rule.node)
+            text, tables, dense = RuleText.of(rule)
             made = {
-                "text": rule.text,
-                "expression": expression,
-                "requires": [[need.rule, need.argument, need.axis, need.length] for need in rule.requires],
+                "text": text.prints,
+                "expression": text.expression,
+                "requires": [astuple(need) for need in text.requires],
                 "tables": [self.array(f"table.{len(self.arrays)}", table.array) for table in tables],
                 "dense": [self.array(f"dense.{len(self.arrays)}", x) for x in dense],
             }
@@ -134,9 +135,9 @@ class _Read:
                 raise ValueError(f"unknown operation {min(unknown)!r} in a rule")
             tables = [self.table(name) for name in content["tables"]]
             dense = [self.arrays[name] for name in content["dense"]]
-            node = rule_from_text(content["expression"], tables, dense)
             requires = tuple(Requirement(*need) for need in content["requires"])
-            self._rules[text] = kind(node, content["text"], requires)
+            rule = RuleText(kind.__name__, content["expression"], content["text"], requires)
+            self._rules[text] = rule.rule(tables, dense)
         return self._rules[text]
 
     def option(self, name: str, x: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.core import rowsums
 from regard.core.options import AFTER_WEIGHTS, CallOptions
-from regard.core.statistics import Seen, Statistic
+from regard.core.statistics import Seen, Statistic, StatisticName
 from regard.engines import choose
 from regard.interpret.capture.grids import PatchGrid
 from regard.ops.attention import attention
@@ -233,7 +233,7 @@ class Layer:
         return np.asarray(tile[0])
 
     def observe(
-        self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int | None = None
+        self, observe: Sequence[StatisticName | Statistic], *, head: int | None = None, batch: int | None = None
     ) -> Seen:  # fmt: skip
         """Compute statistics in O(n) memory, as `observe=` of `regard.attention`.
 

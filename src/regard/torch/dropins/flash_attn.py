@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard.arguments.signatures import passing_on
 from regard.arguments.values import number
 from regard.core.tensors import tensor
 from regard.reference.specification import dropout_mask
@@ -95,41 +96,19 @@ def flash_attn_func(
 _outside = outside_of_graphs("NumPy makes the mask of dropout that S_dmask shows")(flash_attn_func)
 
 
-def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = EVERYWHERE,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
+_passing_on = passing_on(flash_attn_func, without=("q", "k", "v"))
+
+
+@_passing_on
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Compute `flash_attn_func` of queries, keys and values packed as (batch, n, 3, h, d)."""
-    q, k, v = unpacked("qkv", qkv, 3, 2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    return flash_attn_func(*unpacked("qkv", qkv, 3, 2), *args, **options)
 
 
-def flash_attn_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = EVERYWHERE,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
+@_passing_on
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Compute `flash_attn_func` of keys and values packed as (batch, n_k, 2, h_kv, d)."""
-    k, v = unpacked("kv", kv, 2, 2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    return flash_attn_func(q, *unpacked("kv", kv, 2, 2), *args, **options)
 
 
 @outside_of_graphs(HOST)
@@ -196,27 +175,16 @@ def flash_attn_varlen_func(
         return out, shown(seen.lse), torch.stack(tiles)
 
 
+@_passing_on
 def flash_attn_varlen_qkvpacked_func(
-    qkv: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = EVERYWHERE,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args: Any, **options: Any
 ) -> Any:
     """Compute `flash_attn_varlen_func` of queries, keys and values packed as (total, 3, h, d)."""
     q, k, v = unpacked("qkv", qkv, 3, 1)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap,
-        alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **options)
 
 
+@_passing_on
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -224,21 +192,12 @@ def flash_attn_varlen_kvpacked_func(
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = EVERYWHERE,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    *args: Any,
+    **options: Any,
 ) -> Any:
     """Compute `flash_attn_varlen_func` of keys and values packed as (total_k, 2, h_kv, d)."""
     k, v = unpacked("kv", kv, 2, 1)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-        softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *args, **options)
 
 
 # Results

@@ -19,16 +19,15 @@ import torch
 from regard.core.options import RULES
 from regard.core.statistics import statistic
 from regard.core.tensors import NUMPY, tensor
-from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
+from regard.rules import Requirement, Rule, RuleText, Table, type_name
 from regard.rules.expression import order, rebuild
-from regard.rules.masks import Requirement, foreign
+from regard.rules.masks import foreign
 from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.modes import guard_scalar, tracing
 from regard.torch.rules import TensorMask, TensorTable
 
 MOST_INLINE = 2**16
 TYPES = {same: kind for kind, same in NUMPY.items()}
-KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
 _large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
 _lasting: dict[
     str, np.ndarray[Any, np.dtype[Any]]
@@ -56,7 +55,7 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
 
     lasting: large arrays stay in the process for good.
     """
-    expression, tables, dense = rule_text(rule.node)
+    text, tables, dense = RuleText.of(rule)
     place = {id(x): n for n, x in enumerate(slots)}
 
     def read(x: Any) -> Any:
@@ -64,12 +63,7 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
             return {"slot": place[id(x)]}
         return written(x.array, lasting) | {"bounds": x.bounds} if isinstance(x, Table) else written(x, lasting)
 
-    return json.dumps({
-        "kind": type(rule).__name__,
-        "expression": expression,
-        "prints": rule.text,
-        "requires": [asdict(x) for x in rule.requires],
-        "binds": getattr(rule, "binds", None),
+    return json.dumps(asdict(text) | {
         "tables": [read(x) for x in tables],
         "dense": [read(x) for x in dense],
         "slots": [
@@ -146,10 +140,9 @@ def named(text: str) -> NamedRule:
         [slots[x["slot"]] if "slot" in x else array(x) for x in given[name]]
         for name, array in (("tables", lambda x: Table(array_of(x), bounds=x["bounds"])), ("dense", array_of))
     )
-    node = rule_from_text(given["expression"], tables, dense)
-    more = {} if given["binds"] is None else {"binds": given["binds"]}
     requires = tuple(Requirement(**x) for x in given["requires"])
-    return NamedRule(KINDS[given["kind"]](node, given["prints"], requires, **more), tuple(slots))
+    text_of_rule = RuleText(given["kind"], given["expression"], given["prints"], requires, given["binds"])
+    return NamedRule(text_of_rule.rule(tables, dense), tuple(slots))
 
 
 def call_text(**parts: Any) -> str:

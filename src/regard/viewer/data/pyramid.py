@@ -201,7 +201,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
     even, right = cols[: across * cell], cols[across * cell :]
     # A rule that reads the number of keys must not be given a part of them.
     fits = down and across and (even.stop == head.n_k or not head.counts_keys)
-    if not fits or head.n_q * head.n_k < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
+    if not fits or head.problem.pairs < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
         return _by_strips(head, rows, cols, cell)
     top, below = rows[: down * cell], rows[down * cell :]
     if too_large(head.lse_of(top)).any():  # weights next to it are exact in whole rows alone
@@ -260,7 +260,7 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
     exact = True
     if known is not None and known.mass and known.whole:
         made = _fitted(known.of(kind)[-1].astype(np.float32), size, kind)
-    elif head.n_q * head.n_k <= SMALL:
+    elif head.problem.pairs <= SMALL:
         made = _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind)
     else:
         rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))

@@ -302,7 +302,7 @@ class Head:
     @cached_property
     def engine(self) -> Engine:
         """The engine: for few pairs one that compiles nothing."""
-        return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
+        return choose(self.problem, "tiled" if self.problem.pairs <= SMALL else None)
 
     def knows(self, rows: range) -> bool:
         """Return whether the lse of these queries is cached."""
@@ -344,10 +344,10 @@ class Head:
         They are computed from lse and these scores alone. Where pairs are few, whole rows are, as a softmax: their
         scores are NumPy's, and a given lse may be that of a kernel's scores.
         """
-        if self.n_q * self.n_k <= TINY:
+        if self.problem.pairs <= TINY:
             return self._every_weight[rows.start : rows.stop : rows.step, cols.start : cols.stop : cols.step].copy()
         self.lse_of(rows)
-        few = self.n_q * self.n_k <= SMALL
+        few = self.problem.pairs <= SMALL
         found = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
         return np.asarray(found[:, cols.start : cols.stop : cols.step] if few else found)
 

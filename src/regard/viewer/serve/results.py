@@ -93,7 +93,7 @@ class Results:
             heads = [self.ready(replace(at, head=head), rows) for head in range(of.heads)]
             return np.stack([head.weights(rows, cols) for head in heads])
         part = part_of(of.problem, at.b, None)
-        engine = choose(part, "tiled" if of.heads * part.n_q * part.n_k <= SMALL else None)
+        engine = choose(part, "tiled" if part.pairs <= SMALL else None)
         weights: Array = engine.weights(part, np.ascontiguousarray(of.lse[at.b]), rows, cols)
         return weights
 

@@ -64,7 +64,7 @@ def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
 
     arrays: decide which of the two.
     """
-    count = p.batch * p.heads * p.n_q
+    count = p.all_heads * p.n_q
     if count:
         found = arrays_of(p, arrays.own(p))
         schedule_for(p, target, arrays, found, threads_for(p, count)).run(p, arrays, found)

@@ -97,7 +97,7 @@ class Pass:
     def _part_edges(self) -> list[int]:
         """Return the edges of the parts of a head's rows."""
         p = self.p
-        number = max(1, min(PARTIAL_SUMS // max(1, p.batch * p.heads), p.n_q // (8 * self.spec.lanes)))
+        number = max(1, min(PARTIAL_SUMS // max(1, p.all_heads), p.n_q // (8 * self.spec.lanes)))
         even = np.linspace(0, p.n_q, number + 1).astype(np.int64)
         if any(isinstance(s, Pooled) for s in self.observe):
             even = self.row_edges[np.searchsorted(self.row_edges, even)]
@@ -107,7 +107,7 @@ class Pass:
     def totals(self) -> dict[str, Array]:
         """Return the kernel's outputs (batch · heads, ...), by field."""
         p, c = self.p, self.p.compute
-        heads, partials = p.batch * p.heads, len(self.part_edges) - 1
+        heads, partials = p.all_heads, len(self.part_edges) - 1
         tiles = -(-(p.n_k + p.origin[2] % KEYS) // KEYS)
         width = p.n_q + p.n_k + 2 * KEYS + self.spec.lanes
         made: dict[str, Array] = {}

@@ -89,7 +89,7 @@ class LaunchStages:
         if self.spec.packed_vectors:
             # Rows that are read whole are faster, but each thread should have two key splits.
             splits = -(-p.n_k // (KEYS << split_bits(p.d, p.dtype.itemsize)))
-            most = p.heads * p.batch * splits // (2 * self.threads) if self.threads > 1 else p.heads
+            most = p.all_heads * splits // (2 * self.threads) if self.threads > 1 else p.heads
             whole, step = p.heads, max(1, min(lanes // count, most) // p.group) * p.group
         elif self.spec.decode_rows:
             step = min(p.group, self.spec.decode_rows // count)
@@ -165,7 +165,7 @@ class LaunchStages:
         p, tiles = self.p, len(self.tile_range)
         if not tiles or (self.mask is None and p.rules.hiding_node is None):
             return False
-        products = p.batch * p.heads * len(self.rows) * p.n_k * (p.d + p.d_v)
+        products = p.all_heads * len(self.rows) * p.n_k * (p.d + p.d_v)
         return tiles > 1 or (products >= ONE_TILE[0] and products >= ONE_TILE[1] * self.lists)
 
     @cached_property

@@ -41,7 +41,7 @@ def weights(p: Problem, target: Target, lse: Array, rows: range, cols: range) ->
     if rows.step == cols.step == 1:
         store(p, target, lse, part, rows, between)
         return part
-    each = p.batch * p.heads * rows.step * len(between)
+    each = p.all_heads * rows.step * len(between)
     count = 1 if rows.step >= APART else max(1, STRIP // each)
     for n in range(0, len(rows), count):
         some = rows[n : n + count]
@@ -55,7 +55,7 @@ def weights(p: Problem, target: Target, lse: Array, rows: range, cols: range) ->
 def store(p: Problem, target: Target, lse: Array, part: Array, rows: range, cols: range) -> None:
     """Store the weights of adjacent rows and columns in a part of zeros."""
     p = p.without("weights", "results", value=p.value[..., :0])
-    work = p.batch * p.heads * len(rows) * len(cols)
+    work = p.all_heads * len(rows) * len(cols)
     threads = 1 if work * (p.d + 16) < SMALL else num_threads()
     spec = second_spec(p, target, (), len(rows))
     kernel = cache.kernel(spec.key, spec.kernel, target, lambda: source(spec, target, spec.kernel))

@@ -123,7 +123,7 @@ class KernelResults(NamedTuple):
 def run(p: Problem, target: Target, results: KernelCall, rows: range | None = None) -> None:
     """Fill the results, or at least those of some rows."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
-    count = p.batch * p.heads * (stop - first)
+    count = p.all_heads * (stop - first)
     if count:
         arrays = arrays_of(p, results.own(p))
         schedule = schedule_for(p, target, results, arrays, range(first, stop), threads_for(p, count))
