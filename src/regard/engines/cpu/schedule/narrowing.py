@@ -33,14 +33,14 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
         return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar
     element = type_of(dtype)
     kernel = cache.kernel(f"narrow {element}", "narrow", target, lambda: source(element, target))
-    made = memory.empty(x.shape, dtype)
+    rounded = memory.empty(x.shape, dtype)
     rows, width, row = math.prod(x.shape[:-1]), x.shape[-1], x.strides[-2]
     step = max(1, PART // width)
 
     def part(first: int) -> None:
         values = {
             "source": address_of(x) + first * row,
-            "into": address_of(made) + first * width * 2,
+            "into": address_of(rounded) + first * width * 2,
             "rows": min(step, rows - first),
             "width": width,
             "row": row,
@@ -49,7 +49,7 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
         kernel(fields.buffer_info()[0])
 
     spread(part, range(0, rows, step), num_threads())
-    return made
+    return rounded
 
 
 def source(element: Type, target: Target) -> str:
