@@ -140,9 +140,9 @@ def recorded(function: Any, args: Any, kwargs: Any) -> Any:
 
 def first_of(values: Any) -> Recorded | None:
     for x in values:
-        found = first_of(x) if isinstance(x, tuple | list) else x if isinstance(x, Recorded) else None
-        if found is not None:
-            return found
+        first = first_of(x) if isinstance(x, tuple | list) else x if isinstance(x, Recorded) else None
+        if first is not None:
+            return first
     return None
 
 
@@ -214,11 +214,11 @@ def again(steps: Sequence[Step], result: Operand, arrays: dict[str, Sequence[Any
 
     def function(*leaves: Any) -> Any:
         values = [*leaves]
-        given = arrays | {"value": values}
+        by_kind = arrays | {"value": values}
 
         def read(x: Operand) -> Any:
             kind, at = x
-            return tuple(map(read, at)) if kind == "tuple" else given[kind][at] if kind in given else at
+            return tuple(map(read, at)) if kind == "tuple" else by_kind[kind][at] if kind in by_kind else at
 
         for step, operands, named in steps:
             args = [read(x) for x in operands]
