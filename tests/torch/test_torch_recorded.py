@@ -326,17 +326,13 @@ def test_a_mask_of_numbers_may_be_inverted() -> None:
     assert torch.equal(run(Q), regard.attention(Q, Q, Q, causal=True, mask=regard.window(3)))
 
 
-class Indices:
-    """Stands for a module, a helper and a table in functions whose bytecode is read, and that are not called."""
-
-
-t: Any = Indices()
+OTHER: Any = None  # a module, a helper or a table of these functions, which are not called
 BYTECODE: list[tuple[Any, bool, bool]] = [
     (lambda b, h, i, j: i == j, False, False),
     (lambda b, h, i, j: (i - j) * 2 <= 7, False, False),
-    (lambda b, h, i, j: t[b, i] == t[b, j], False, False),
-    (lambda s, b, h, i, j: s.tanh() * t, False, False),
-    (lambda s, b, h, i, j: torch.tanh(s) + t.tanh(*s), False, False),
+    (lambda b, h, i, j: OTHER[b, i] == OTHER[b, j], False, False),
+    (lambda s, b, h, i, j: s.tanh() * OTHER, False, False),
+    (lambda s, b, h, i, j: torch.tanh(s) + OTHER.tanh(*s), False, False),
     (lambda s, b, h, i, j: abs(s) * np.pi, False, False),
     (lambda s, b, h, i, j: np.tanh(s), True, False),
     (lambda b, h, i, j: ~(i > j), True, False),
@@ -344,8 +340,8 @@ BYTECODE: list[tuple[Any, bool, bool]] = [
     (lambda b, h, i, j: i < N, False, True),
     (lambda b, h, i, j: equal(i, j), False, True),
     (lambda b, h, i, j: operator.eq(i, j), False, True),
-    (lambda b, h, i, j: (lambda x: x == t)(i), False, True),
-    (lambda b, h, i, j: [x(i) for x in t], False, True),
+    (lambda b, h, i, j: (lambda x: x == OTHER)(i), False, True),
+    (lambda b, h, i, j: [x(i) for x in OTHER], False, True),
     (assigned(N), False, True),
 ]
 
