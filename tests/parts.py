@@ -95,7 +95,7 @@ TABLE: tuple[Row, ...] = (
         "slow",
         "3 to 5 s each",
     ),
-    Row("test_torch_recorded.py::test_(what|an_error|models|changing)", "slow", "compiles several graphs"),
+    Row("test_torch_recorded.py::test_(what|an_error|models|changing|bytecode_of)", "slow", "compiles several graphs"),
     Row("test_torch_recorded.py::test_a_(score|mask|helper|new_rule|function_)", 24, "compiles a graph each"),
     Row("test_torch_activation.py::test_a_compiled_graph|under_dynamic_shapes", 4, "compiles a graph each"),
     Row("test_torch_higher.py::test_formulas", 3, "each case"),

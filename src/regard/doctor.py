@@ -1,6 +1,6 @@
 """Report on this machine: versions, engines, threads, processor.
 
-It imports nothing heavy.
+Nothing heavy is imported.
 """
 
 import os
@@ -35,11 +35,11 @@ def report() -> dict[str, dict[str, str]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"regard": regard.__version__, "python": platform.python_version(), "numpy": np.__version__}
-    found |= {name: installed(name) or f"missing: {remedy(name)}" for name in BASE}
-    found |= {name: installed(name) or "not installed (optional)" for name in FRAMEWORKS}
+    versions = {"regard": regard.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {name: installed(name) or f"missing: {remedy(name)}" for name in BASE}
+    versions |= {name: installed(name) or "not installed (optional)" for name in FRAMEWORKS}
     extras = (name for packages in EXTRAS.values() for name in packages)
-    return found | {name: installed(name) or f"not installed (optional): {remedy(name)}" for name in extras}
+    return versions | {name: installed(name) or f"not installed (optional): {remedy(name)}" for name in extras}
 
 
 def installed(package: str) -> str | None:
@@ -52,17 +52,17 @@ def installed(package: str) -> str | None:
 
 def _engines() -> dict[str, str]:
     states = regard.available_engines()
-    found = {
+    engines = {
         engine.name: ("ready" if engine.reason is None else f"not available: {engine.reason}") + f" ({engine.about})"
         for engine in states
     }
     first, second = states[:2]
     if first.reason:
-        found[second.name] += f", runs all calls in place of {first.name}"
-    found["16-bit gradients"] = _short_gradients()
+        engines[second.name] += f", runs all calls in place of {first.name}"
+    engines["16-bit gradients"] = _short_gradients()
     if find_spec("torch") is not None:
-        found["SDPA"] = _sdpa()
-    return found
+        engines["SDPA"] = _sdpa()
+    return engines
 
 
 def _short_gradients() -> str:
@@ -83,33 +83,33 @@ def _sdpa() -> str:
 
 def _threads() -> dict[str, str]:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    found = {
+    settings = {
         "used by regard": str(num_threads()),
         "processors": f"{os.cpu_count()}" + (f", {allowed} of them allowed to this process" if allowed else ""),
         "CPU quota": "none" if (quota := system.quota()) is None else f"{quota} processors, set by its control group",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
     }
     if find_spec("torch") is not None:
-        found["for tensors"] = "PyTorch's own threads where it uses OpenMP and was not forked, no more than above"
+        settings["for tensors"] = "PyTorch's own threads where it uses OpenMP and was not forked, no more than above"
     if find_spec("threadpoolctl") is None:
-        return found
+        return settings
     from threadpoolctl import threadpool_info
 
     for pool in threadpool_info():
-        found[pool["internal_api"]] = f"{pool.get('version') or 'unknown version'}, {pool['num_threads']} threads"
+        settings[pool["internal_api"]] = f"{pool.get('version') or 'unknown version'}, {pool['num_threads']} threads"
         spins = pool["internal_api"] == "openblas" and pool["num_threads"] > 1
         if spins and "OPENBLAS_THREAD_TIMEOUT" not in os.environ:
-            found["OPENBLAS_THREAD_TIMEOUT"] = (
+            settings["OPENBLAS_THREAD_TIMEOUT"] = (
                 "not set: NumPy's threads spin after each product, on cores that attention needs; with 4 they sleep"
             )
-    return found
+    return settings
 
 
 def _processor() -> dict[str, str]:
     facts = _cpuinfo()
     name = facts.get("model name") or platform.processor() or "unknown"
     flags = set((facts.get("flags") or facts.get("features") or "").split())
-    found = {
+    processor = {
         "name": name,
         "architecture": f"{platform.machine()}, {sys.byteorder}-endian",
         "instructions": " ".join(flag for flag in FLAGS if flag in flags) or "unknown",
@@ -117,8 +117,8 @@ def _processor() -> dict[str, str]:
     }
     if "amx_bf16" in flags:
         reason = permission.refused()
-        found["AMX"] = "allowed" if reason is None else f"refused by the system: {reason}"
-    return found
+        processor["AMX"] = "allowed" if reason is None else f"refused by the system: {reason}"
+    return processor
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -83,7 +83,7 @@ def test_keys_are_where_they_are_used(n: int, ranks: int, options: Any) -> None:
     plan = pipeline_of(call(n, **options), deal, deal)
     before: list[set[int]] = [set() for _ in range(ranks)]
     sums: dict[int, int] = {}
-    for moves, kept, tasks in zip(plan.moves, plan.kept, [*plan.slots, []], strict=True):
+    for moves, kept, tasks in zip(plan.moves, plan.resident, [*plan.slots, []], strict=True):
         assert all(step in kept[plan.owners[run]] for run, step in tasks)
         for kind, step, source, target in moves:
             assert kind not in ("pass", "sums") or step in before[source]

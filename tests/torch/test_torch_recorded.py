@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import regard
+from regard.torch.graph import opcodes
 from regard.warning import RegardWarning, warn_once
 from support import on_cpu
 
@@ -290,7 +291,16 @@ def every(*parts: Any) -> Any:
     return mask
 
 
+def assigned(n: Any) -> Any:
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        other = n
+        return j == other
+
+    return mask
+
+
 COMPARED: dict[str, Make] = {
+    "an assigned variable": assigned,
     "a helper": lambda n: lambda b, h, i, j: equal(j, n),
     "the operator": lambda n: lambda b, h, i, j: operator.eq(j, n),
     "a helper in a function of functions": lambda n: every(lambda b, h, i, j: equal(j, n)),
@@ -314,6 +324,56 @@ def test_a_mask_of_numbers_may_be_inverted() -> None:
     width = 3
     run = compiled(lambda q: regard.attention(q, q, q, mask=lambda b, h, i, j: ~(i - j > width) & (i >= j)))
     assert torch.equal(run(Q), regard.attention(Q, Q, Q, causal=True, mask=regard.window(3)))
+
+
+OTHER: Any = None  # a module, a helper or a table of these functions, which are not called
+BYTECODE: list[tuple[Any, bool, bool]] = [
+    (lambda b, h, i, j: i == j, False, False),
+    (lambda b, h, i, j: (i - j) * 2 <= 7, False, False),
+    (lambda b, h, i, j: OTHER[b, i] == OTHER[b, j], False, False),
+    (lambda s, b, h, i, j: s.tanh() * OTHER, False, False),
+    (lambda s, b, h, i, j: torch.tanh(s) + OTHER.tanh(*s), False, False),
+    (lambda s, b, h, i, j: abs(s) * np.pi, False, False),
+    (lambda s, b, h, i, j: np.tanh(s), True, False),
+    (lambda b, h, i, j: ~(i > j), True, False),
+    (lambda b, h, i, j: i - j == 0, False, True),
+    (lambda b, h, i, j: i < N, False, True),
+    (lambda b, h, i, j: equal(i, j), False, True),
+    (lambda b, h, i, j: operator.eq(i, j), False, True),
+    (lambda b, h, i, j: (lambda x: x == OTHER)(i), False, True),
+    (lambda b, h, i, j: [x(i) for x in OTHER], False, True),
+    (assigned(N), False, True),
+]
+
+
+@pytest.mark.parametrize(("function", "unrecordable", "compares"), BYTECODE)
+def test_bytecode_is_read(function: Any, unrecordable: bool, compares: bool) -> None:
+    assert opcodes.calls_numpy_or_inverts(function.__code__) == unrecordable
+    assert opcodes.compares_others(function.__code__) == compares
+
+
+def test_bytecode_of_another_version_of_cpython_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of tensors break the graph; functions of numbers, and rules made outside, do not."""
+    monkeypatch.setattr(opcodes, "version", lambda: (3, 99))
+    warn_once.cache_clear()
+    outside = regard.score(alibi(regard.table(PER_HEAD)))
+
+    def whole(q: torch.Tensor, width: int) -> torch.Tensor:
+        return regard.attention(q, q, q, mask=lambda b, h, i, j: i - j <= width, score=outside)
+
+    assert torch.equal(compiled(whole)(Q, 3), whole(Q, 3))
+
+    def broken(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, score=scaled_by(x))
+
+    def scaled_by(x: torch.Tensor) -> Any:
+        return lambda s, b, h, i, j: s * x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(broken)(Q, T)
+    with pytest.warns(RegardWarning, match=r"breaks the graph of torch[.]compile: .* bytecode of CPython 3[.]99"):
+        derived = derivatives(compiled(broken, fullgraph=False), T)
+    assert_same(derived, derivatives(broken, T))
 
 
 COUNTS = torch.arange(Q.shape[-2])

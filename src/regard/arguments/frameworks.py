@@ -80,16 +80,16 @@ def dispatched(function: Callable[P, R]) -> Callable[P, R]:
     The adapter has a function of the same name.
     """
 
-    known = frozenset(inspect.signature(function).parameters)
+    parameters = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not kwargs.keys() <= known:
-            raise unknown(function, kwargs, known)
-        found = adapter(*args, *kwargs.values())
-        if found is None:
+        if not kwargs.keys() <= parameters:
+            raise unknown(function, kwargs, parameters)
+        framework = adapter(*args, *kwargs.values())
+        if framework is None:
             return function(*args, **kwargs)
-        return cast(R, getattr(found, function.__name__)(*args, **kwargs))
+        return cast(R, getattr(framework, function.__name__)(*args, **kwargs))
 
     return either
 

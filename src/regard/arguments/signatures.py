@@ -25,12 +25,12 @@ class Listed(inspect.Signature):
         return self.format(max_width=WIDTH)
 
     def format(self, *, max_width: int | None = None, quote_annotation_strings: bool = False) -> str:
-        given = list(self.parameters.values())
-        line = str(inspect.Signature(given, return_annotation=self.return_annotation))
+        parameters = list(self.parameters.values())
+        line = str(inspect.Signature(parameters, return_annotation=self.return_annotation))
         if max_width is None or len(line) <= max_width:
             return line
         lines, bare = [], False
-        for parameter in given:
+        for parameter in parameters:
             if parameter.kind is parameter.KEYWORD_ONLY and not bare:
                 lines.append("*")
             bare |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
@@ -49,9 +49,9 @@ def listed(*functions: Any) -> None:
             continue
         function = getattr(function, "__func__", function)
         if inspect.isfunction(function):
-            given = inspect.signature(function)
-            parameters = [x.replace(annotation=_source(x.annotation)) for x in given.parameters.values()]
-            shown = Listed(parameters, return_annotation=_source(given.return_annotation))
+            signature = inspect.signature(function)
+            parameters = [x.replace(annotation=_source(x.annotation)) for x in signature.parameters.values()]
+            shown = Listed(parameters, return_annotation=_source(signature.return_annotation))
             function.__signature__ = shown  # type: ignore[attr-defined]
 
 
@@ -62,7 +62,7 @@ def _source(annotation: Any) -> Any:
 def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> Callable[[F], F]:
     """Decorate a function that passes its `**options`, and `*args` if it has them, to another one.
 
-    Its signature lists the options, and the other parameters, of that one.
+    The signature lists the options, and the other parameters, of that one.
     """
 
     def decorate(function: F) -> F:
@@ -84,12 +84,12 @@ def named(function: F, *, made: Collection[str] = ()) -> F:
 
     made: as in `hint`.
     """
-    known = frozenset(inspect.signature(function).parameters)
+    parameters = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= known:
-            raise unknown(function, kwargs, known, made)
+        if not kwargs.keys() <= parameters:
+            raise unknown(function, kwargs, parameters, made)
         return function(*args, **kwargs)
 
     return cast(F, either)

@@ -82,7 +82,7 @@ def unknown(
 def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
     """Return the end of the error for an unknown argument.
 
-    It suggests the argument's name here, or one with a similar spelling. made: for a method, the options of the
+    The text suggests the argument's name here, or one with a similar spelling. made: for a method, the options of the
     constructor.
 
     >>> hint("casual", ["causal", "mask"]), hint("is_causal", ["causal"]), hint("x", ["causal"])
@@ -262,12 +262,12 @@ def floating(name: str, x: object) -> np.dtype[Any]:
         x = ml_dtypes.bfloat16
     if isinstance(x, str | type | np.dtype):
         try:
-            found = np.dtype(x)
+            dtype = np.dtype(x)
         except (TypeError, ValueError):
             pass
         else:
-            if found.type.__name__ in FLOATS and found.isnative:
-                return found
+            if dtype.type.__name__ in FLOATS and dtype.isnative:
+                return dtype
     raise TypeError(f"{name} must be a floating dtype ({', '.join(FLOATS)}), got {shown(x)}")
 
 

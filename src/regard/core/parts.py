@@ -37,8 +37,8 @@ def scores_times(p: Problem, factor: float) -> Problem:
 def _times(p: Problem, x: Array, factor: float) -> Array:
     """Return x times a factor in the dtype of sums, on the device of x."""
     if p.device is None:
-        found: Array = x.astype(p.compute) * p.compute.type(factor)
-        return found
+        product: Array = x.astype(p.compute) * p.compute.type(factor)
+        return product
     from regard.core.tensors import array, converted, tensor
 
     return array(tensor(converted(x, p.compute)) * factor)

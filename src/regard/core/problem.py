@@ -307,7 +307,7 @@ class Problem:
     def bias_sums(self) -> tuple[int, ...]:
         """The shape of the sums of dS for a bias.
 
-        It is the bias's own if that has rows and keys, else one array for each batch element and head.
+        Sums have the bias's shape if it has rows and keys; else there is one array for each batch element and head.
         """
         rows, keys = self.bias_axes
         if rows and keys:
@@ -382,7 +382,7 @@ class Problem:
     def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:
         """Return a problem from shared fields and its own operands and rules.
 
-        It is unchecked, and made without `__init__`, for speed.
+        Neither checks nor `__init__` run, for speed.
         """
         problem = object.__new__(cls)
         problem.__dict__.update(given, **varying)
@@ -456,8 +456,8 @@ def share(logit: Array, lse: Array) -> Array:
     """Return exp(logit − lse), 0 in a row that sees nothing, and 1 where both are infinite."""
     with np.errstate(all="ignore"):
         below = np.where(lse == np.inf, 0, logit - lse)
-        found: Array = np.where(lse == -np.inf, 0, np.exp(below))
-    return found
+        ratio: Array = np.where(lse == -np.inf, 0, np.exp(below))
+    return ratio
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

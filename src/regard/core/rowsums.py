@@ -37,21 +37,21 @@ ON_LOADING = 2**24
 class RowSum(NamedTuple):
     """The sum of a row's weights over all keys and the sink.
 
-    head: row-major in (..., h). given, found: the lse of the row, by the caller and by its scores. roundings: their
+    head: row-major in (..., h). caller, computed: the lse of the row, by the caller and by its scores. roundings: their
     difference.
     """
 
     head: int
     row: int
-    given: float
-    found: float
+    caller: float
+    computed: float
     roundings: float
 
     @property
     def total(self) -> str:
         """The sum as text, with enough digits to tell it from 1."""
         with np.errstate(all="ignore"):
-            off = float(np.expm1(np.float64(self.found) - self.given))
+            off = float(np.expm1(np.float64(self.computed) - self.caller))
         return f"1 {'-' if off < 0 else '+'} {abs(off):.3g}" if abs(off) < 1e-3 else f"{1 + off:.4g}"
 
 
@@ -75,20 +75,20 @@ def taken(p: Problem, lse: object) -> Array:
 
     Raises TypeError or ValueError if it does not belong to the call.
     """
-    found = checks.array("lse", lse)
-    if found.size != p.all_heads * p.n_q:
-        raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {found.shape}")
-    found = found.reshape(p.shape(p.n_q))
-    require("lse", p, found, pairs=ON_LOADING)
-    return found
+    checked = checks.array("lse", lse)
+    if checked.size != p.all_heads * p.n_q:
+        raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {checked.shape}")
+    checked = checked.reshape(p.shape(p.n_q))
+    require("lse", p, checked, pairs=ON_LOADING)
+    return checked
 
 
 def described(p: Problem, x: RowSum) -> str:
     """Describe the sum of a row in words, by its indices in the call."""
     b, h = divmod(x.head, p.heads)
     where = f"row {x.row} of head {h}" + (f" of batch element {b}" if p.batch > 1 else "")
-    if x.found == -np.inf:
-        return f"{where} sees no key, so that its lse is -inf, and {x.given:.6g} was given"
+    if x.computed == -np.inf:
+        return f"{where} sees no key, so that its lse is -inf, and {x.caller:.6g} was given"
     sink = " with the sink" if p.sink is not None else ""
     return f"with it, the weights of {where} sum to {x.total}{sink} instead of 1"
 
@@ -108,14 +108,14 @@ def deviation(
     if pairs is not None:
         count = max(1, min(count, pairs // n_k))
         most = max(1, min(HEADS, pairs // (count * n_k)))
-    found: list[RowSum] = []
+    sums: list[RowSum] = []
 
     def work(head: int) -> None:
-        found.extend(of_head(p, lse, head, [rows[n] for n in spread(len(rows), count, salt=head)]))
+        sums.extend(of_head(p, lse, head, [rows[n] for n in spread(len(rows), count, salt=head)]))
 
     some = spread(heads, most, salt=rows[0])
     spread_numpy(work, some, num_threads() if len(some) * count * n_k >= 2**20 else 1)
-    return max(found, key=lambda x: (np.inf if np.isnan(x.roundings) else x.roundings, -x.head, -x.row))
+    return max(sums, key=lambda x: (np.inf if np.isnan(x.roundings) else x.roundings, -x.head, -x.row))
 
 
 def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowSum]:
@@ -129,17 +129,17 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
     with np.errstate(all="ignore"):
         top = S.max(axis=-1, initial=-np.inf)
         shift = np.where(top == -np.inf, 0, top)
-        found = shift + np.log(np.exp(S - shift[:, None]).sum(axis=-1, dtype=np.float64))
+        total = shift + np.log(np.exp(S - shift[:, None]).sum(axis=-1, dtype=np.float64))
         for logit in one.denominators.values():
-            found = np.logaddexp(found, read(np.asarray(logit)).astype(np.float64).reshape(-1)[:1])
-        given = read(lse, rows).astype(np.float64)
+            total = np.logaddexp(total, read(np.asarray(logit)).astype(np.float64).reshape(-1)[:1])
+        claim = read(lse, rows).astype(np.float64)
         eps = max(_eps(lse.dtype), _eps(p.compute))
-        size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
-        apart = np.where((given == found) | np.isnan(found) | (found == np.inf), 0, np.abs(given - found))
+        size = 4.0 + np.abs(np.where(np.isfinite(claim), claim, 0))
+        apart = np.where((claim == total) | np.isnan(total) | (total == np.inf), 0, np.abs(claim - total))
         if (apart > eps * size).any():  # otherwise no second pass over the keys is needed
-            size = size + _of_products(one, rows, at, S, found, eps)
+            size = size + _of_products(one, rows, at, S, total, eps)
         roundings = apart / (eps * size)
-    numbers = (x.tolist() for x in (given, found, roundings))
+    numbers = (x.tolist() for x in (claim, total, roundings))
     return [RowSum(head, row, *x) for row, *x in zip(rows, *numbers, strict=True)]
 
 
@@ -186,7 +186,7 @@ def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, 
 def spread(n: int, count: int, salt: int = 0) -> list[int]:
     """Return `count` of n positions, ascending; all if n is smaller.
 
-    They are the first, the last, and others by a fixed hash.
+    The first and the last are among them; a fixed hash chooses the others.
 
     >>> spread(4, 4), spread(1000, 4), spread(1000, 1, salt=7)
     ([0, 1, 2, 3], [0, 236, 618, 999], [944])

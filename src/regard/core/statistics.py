@@ -306,7 +306,7 @@ class TopWeights(Statistic):
 class Mass(Statistic):
     """The weight of a query on the pairs that a rule allows.
 
-    It is exp(lse of those keys alone − lse). Only tiles that the rule may reach are visited: the weight on a diagonal
+    Mass is exp(lse of those keys alone − lse). Only tiles that the rule may reach are visited: the weight on a diagonal
     costs O(n).
     """
 
@@ -488,9 +488,9 @@ def weights_of(rows: Sequence[int]) -> Statistic:
     >>> seen[regard.weights_of([1])]
     array([[0.5, 0.5, 0. ]])
     """
-    given: Any = rows
-    several = given.ndim > 0 if type(given) is np.ndarray else isinstance(given, Sequence)
-    if not several or isinstance(given, str | bytes):
+    sequence: Any = rows
+    several = sequence.ndim > 0 if type(sequence) is np.ndarray else isinstance(sequence, Sequence)
+    if not several or isinstance(sequence, str | bytes):
         raise TypeError(f"rows of weights_of must be a sequence of ints, got {shown(rows)}")
     return WeightsOf(tuple(integer("rows of weights_of", row) for row in rows))
 

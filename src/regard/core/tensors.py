@@ -39,8 +39,8 @@ UNREAD = 64  # the address of an empty array
 class HostMemory(ctypes.Array[ctypes.c_char]):
     """The memory of a tensor, for an array of one call.
 
-    It keeps the tensor alive, but not its storage, which FSDP frees with `resize_(0)`. After `Tensor.numpy` a storage
-    can never be resized. `np.from_dlpack` takes four times as long as this (1.1 µs), and no bfloat16.
+    The object keeps the tensor alive, but not its storage, which FSDP frees with `resize_(0)`. After `Tensor.numpy` a
+    storage can never be resized. `np.from_dlpack` takes four times as long as this (1.1 µs), and no bfloat16.
     """
 
     _type_ = ctypes.c_char
@@ -53,7 +53,7 @@ class HostMemory(ctypes.Array[ctypes.c_char]):
 class DeviceMemory(HostMemory):
     """The memory of a tensor on a device, for arrays that are never read.
 
-    They have shapes, strides and addresses.
+    Such arrays have shapes, strides and addresses.
     """
 
     __slots__ = ()

@@ -26,18 +26,18 @@ def too_large(lse: Array) -> Array:
 
 
 def factors(p: Problem, lse: Array, maps: Maps) -> Array | None:
-    """Return factors (..., h, n_q) of weights exp(S − lse): 1 over their sum, if lse is too large, else 1.
+    """Return factors (..., h, n_q) of weights exp(S − lse), or None if none is needed.
 
-    None if no factor is needed. maps: those of the engine, since its weights have the same errors. Weights of a part
-    are left as they are: it does not have all of a row.
+    A factor is 1 over the sum of a row's weights if lse is too large, else 1. maps: those of the engine, since its
+    weights have the same errors. Weights of a part are left as they are: it does not have all of a row.
     """
     large = too_large(lse)
     if p.part is not None or not large.any() or not p.n_k:
         return None
     with np.errstate(all="ignore"):
         total = sum(p.shares(lse).values(), row_sums(p, lse, maps))
-        found: Array = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
-    return found
+        reciprocals: Array = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
+    return reciprocals
 
 
 def row_sums(p: Problem, lse: Array, maps: Maps) -> Array:

@@ -36,12 +36,12 @@ def complete(found: Mapping[Statistic, Any], sums: "ForwardSums") -> Found:
 class ForwardSums:
     """The `LogSums` of a call, by further forward passes.
 
-    Where `known`, the lse of the scores, is too large, they are those of exp(S − known), from weights. forward, maps,
-    weights: those of the engine.
+    raw: the lse of the scores; where too large, sums are of exp(S − raw), from weights. forward, maps, weights: those
+    of the engine.
     """
 
     p: Problem
-    known: Array
+    raw: Array
     forward: Callable[[Problem], tuple[Outputs, Found]]
     maps: Maps
     weights: Callable[..., Array]
@@ -49,22 +49,22 @@ class ForwardSums:
     @cached_property
     def factor(self) -> Array | None:
         """The factors of weights, see `factors`; None if there are none."""
-        return factors(self.p, self.known, self.maps)
+        return factors(self.p, self.raw, self.maps)
 
     @property
     def lse(self) -> Array:
-        return self.known if self.factor is None else np.where(too_large(self.known), -np.log(self.factor), self.known)
+        return self.raw if self.factor is None else np.where(too_large(self.raw), -np.log(self.factor), self.raw)
 
     @np.errstate(all="ignore")
     def _sum(self, p: Problem, times: float, of_weights: Callable[[], Array]) -> Array:
         """Return the lse of scores times a number, or the logarithm of the same sum of weights."""
-        found = self.forward(p)[0].lse
-        assert found is not None
+        lse = self.forward(p)[0].lse
+        assert lse is not None
         if self.factor is None:
-            return found
+            return lse
         small = of_weights()
-        small = np.where(np.isfinite(small), small, found - self.known.dtype.type(times) * self.known)
-        return np.where(too_large(self.known), small, found)
+        small = np.where(np.isfinite(small), small, lse - self.raw.dtype.type(times) * self.raw)
+        return np.where(too_large(self.raw), small, lse)
 
     def alone(self) -> Array:
         return self._of(scores_alone(self.p)) if self.p.denominators else self.lse
@@ -73,18 +73,18 @@ class ForwardSums:
         return self._of(scores_alone(self.p, mask if self.p.mask is None else self.p.mask & mask))
 
     def _of(self, p: Problem) -> Array:
-        return self._sum(p, 1, lambda: np.log(row_sums(p, self.known, self.maps)))
+        return self._sum(p, 1, lambda: np.log(row_sums(p, self.raw, self.maps)))
 
     def times(self, factor: float) -> Array:
         return self._sum(scores_times(self.p, factor), factor, lambda: self._powers(factor))
 
     def _powers(self, power: float) -> Array:
-        """Return log Σ_j exp(power (S − known)), in strips of rows that need it."""
-        p, found, large = self.p, power * self.lse, too_large(self.known)
+        """Return log Σ_j exp(power (S − raw)), in strips of rows that need it."""
+        p, logs, large = self.p, power * self.lse, too_large(self.raw)
         for rows in strips(p, range(p.n_q)):
             part = ..., slice(rows.start, rows.stop)
             if large[part].any():
-                P = self.weights(p, self.known, rows, range(p.n_k))
+                P = self.weights(p, self.raw, rows, range(p.n_k))
                 top = P.max(axis=-1, keepdims=True)
-                found[part] += power * np.log(top[..., 0]) + np.log(((P / top) ** power).sum(axis=-1))
-        return found
+                logs[part] += power * np.log(top[..., 0]) + np.log(((P / top) ** power).sum(axis=-1))
+        return logs

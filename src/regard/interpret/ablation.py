@@ -34,8 +34,8 @@ def losses_without(
 
     how, options: those of `ExampleModel.run`. progress: called with the share of the heads that is done.
     """
-    found, heads = dict[tuple[int, int], float](), model.config.layers * model.config.heads
+    losses, heads = dict[tuple[int, int], float](), model.config.layers * model.config.heads
     for layer, head, trace in model.ablations(ids, how, **options):
-        found[layer, head] = float(trace.losses().mean())
-        progress(len(found) / heads)
-    return Losses(float(model.run(ids, **options).losses().mean()), found)
+        losses[layer, head] = float(trace.losses().mean())
+        progress(len(losses) / heads)
+    return Losses(float(model.run(ids, **options).losses().mean()), losses)

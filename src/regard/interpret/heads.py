@@ -229,11 +229,11 @@ def most_back(
 ) -> tuple[list[float], list[int | None]]:
     """Find the largest mean weight over `DISTANCES` per head, and its distance.
 
-    They are 0 and None if there are too few rows. means, counts: of rows, (distances, h).
+    Weight and distance are 0 and None if there are too few rows. means, counts: of rows, (distances, h).
     """
-    known = np.where(counts >= least, means, -1.0)
-    best = known.argmax(0)
-    values = known[best, np.arange(known.shape[1])]
+    reliable = np.where(counts >= least, means, -1.0)
+    best = reliable.argmax(0)
+    values = reliable[best, np.arange(reliable.shape[1])]
     return np.maximum(values, 0).tolist(), [
         DISTANCES[k] if value >= 0 else None for k, value in zip(best.tolist(), values.tolist(), strict=True)
     ]
@@ -258,8 +258,8 @@ def all_notable(scores: Mapping[str, float]) -> tuple[str, ...]:
     "first-token sink" is always last, since heads rest on the first token where they find nothing
     else.
     """
-    found = {kind: scores[kind] for kind in KINDS if scores.get(kind, 0.0) >= NOTABLE}
-    return tuple(sorted(found, key=lambda kind: (kind == "first-token sink", -found[kind])))
+    high = {kind: scores[kind] for kind in KINDS if scores.get(kind, 0.0) >= NOTABLE}
+    return tuple(sorted(high, key=lambda kind: (kind == "first-token sink", -high[kind])))
 
 
 def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
@@ -326,10 +326,7 @@ class _Tile:
         return np.take_along_axis(self.weights, columns.reshape(*(1,) * (self.weights.ndim - 2), -1, 1), -1)[..., 0]
 
     def earlier_copies(self, length: int = 1) -> RowFlags:
-        """Return flags of the keys j < i with the same last `length` tokens as row i.
-
-        They are (..., 1, m, n).
-        """
+        """Return flags (..., 1, m, n) of the keys j < i with the same last `length` tokens as row i."""
         columns = np.arange(self.ids.shape[-1])
         copies = columns < self.rows[:, None]
         for back in range(min(length, len(columns) + 1)):  # longer runs have no copy either

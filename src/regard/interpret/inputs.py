@@ -36,15 +36,15 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS, instead: s
         loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
         return dict(zip(OPERANDS, loaded, strict=False))
     if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
-        given = ", ".join(f"{path}{'' if path.exists() else ' (no such file)'}" for path in paths)
-        raise ValueError(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
+        files = ", ".join(f"{path}{'' if path.exists() else ' (no such file)'}" for path in paths)
+        raise ValueError(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {files}")
     (path,) = paths
-    found = _read(path, _npz if path.suffix == ".npz" else _safetensors)
+    by_name = _read(path, _npz if path.suffix == ".npz" else _safetensors)
     named = {name[0]: name for name in OPERANDS}
-    arrays = {named.get(name, name): x for name, x in found.items()} if "query" not in found else found
+    arrays = {named.get(name, name): x for name, x in by_name.items()} if "query" not in by_name else by_name
     if instead not in arrays and not set(needed) <= arrays.keys():
         full, short = (f"{', '.join(names[:-1])} and {names[-1]}" for names in (needed, [name[0] for name in needed]))
-        raise ValueError(f"{path} must hold arrays {full} (or {short}), got {', '.join(found) or 'none'}")
+        raise ValueError(f"{path} must hold arrays {full} (or {short}), got {', '.join(by_name) or 'none'}")
     return arrays
 
 
@@ -56,23 +56,23 @@ def text(given: str | None, file: Path | None = None) -> str | None:
     """
     if given is not None and file is not None:
         raise ValueError("give --text or --file, not both")
-    source, found = "text", given
+    source, content = "text", given
     try:
         if file is not None:
             source = str(file)
-            found = file.read_bytes().decode("utf-8").removesuffix("\n")
+            content = file.read_bytes().decode("utf-8").removesuffix("\n")
         elif given == "-":
             source = "standard input"
-            found = sys.stdin.read().removesuffix("\n")
-        if found is not None:
-            found.encode()
+            content = sys.stdin.read().removesuffix("\n")
+        if content is not None:
+            content.encode()
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror or error}") from None
     except UnicodeError:
         raise ValueError(f"{source} is not valid UTF-8") from None
-    if found == "":
+    if content == "":
         raise ValueError("text is empty: give at least one character")
-    return found
+    return content
 
 
 def capture(path: Path) -> "Capture":
@@ -125,7 +125,7 @@ def running(name: str, progress: Callable[[Stage], object], dtype: str | None = 
 def require_local(name: str) -> None:
     """Raise ValueError for a model that is not on this machine, and without PyTorch and transformers.
 
-    It loads neither of them, which takes seconds.
+    Neither package is loaded, which would take seconds.
     """
     if not all(map(find_spec, ("torch", "transformers"))):
         raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'")
@@ -159,10 +159,10 @@ def _safetensors(path: Path) -> dict[str, Array]:
     from safetensors.numpy import load_file
 
     try:
-        found: dict[str, Array] = load_file(path)
+        arrays: dict[str, Array] = load_file(path)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    return found
+    return arrays
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T:

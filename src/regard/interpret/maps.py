@@ -30,12 +30,12 @@ def head_distance(maps: ArrayLike) -> Floats:
     alive = total[..., 0] != 0  # also where it is NaN, which reaches the distances
     x = np.divide(x, total, out=np.zeros_like(x), where=total != 0)
     own = _plogp(x).sum(-1)
-    made = np.zeros((len(x), len(x)))
+    divergences = np.zeros((len(x), len(x)))
     for n, row in enumerate(x):
         both = alive[n] & alive[n + 1 :]
         apart = (own[n] + own[n + 1 :]) / 2 - _plogp((row + x[n + 1 :]) / 2).sum(-1)
-        made[n, n + 1 :] = np.maximum(apart.sum(-1, where=both) / np.maximum(both.sum(-1), 1), 0)
-    return made + made.T
+        divergences[n, n + 1 :] = np.maximum(apart.sum(-1, where=both) / np.maximum(both.sum(-1), 1), 0)
+    return divergences + divergences.T
 
 
 def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
@@ -61,18 +61,18 @@ def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
         d[a], d[:, a], d[a, a] = merged, merged, np.inf
         d = np.delete(np.delete(d, b, axis=0), b, axis=1)
         groups[a] += groups.pop(b)
-    made = np.empty(len(np.asarray(distance)), np.int64)
+    numbers = np.empty(len(np.asarray(distance)), np.int64)
     for n, group in enumerate(sorted(groups, key=min)):
-        made[group] = n
-    return made
+        numbers[group] = n
+    return numbers
 
 
 def effective_rank(maps: ArrayLike) -> Floats:
     """Compute the effective rank of maps.
 
-    It is exp of the entropy of the shares of singular values (Roy and Vetterli 2007). `maps` (...,
-    rows, cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0 for
-    an empty map.
+    The rank is exp of the entropy of the shares of singular values (Roy and Vetterli 2007). `maps`
+    (..., rows, cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0
+    for an empty map.
 
     >>> import numpy as np
     >>> effective_rank([np.eye(4), np.ones((4, 4))]).round(6)

@@ -45,12 +45,12 @@ def earlier_heads(weight: float, j: int, layers: Iterable[tuple[Floats, Floats |
     [(1, 1, 0.4), (0, 1, 0.05)]
     """
     before = list(layers)
-    known = all(norms is not None for _, norms in before)
+    measured = all(norms is not None for _, norms in before)
     heads: list[EarlierHead] = []
     for layer, (rows, norms) in enumerate(before):
-        moved = np.array(rows * norms if known and norms is not None else rows, np.float64)
-        moved[:, [j] if known else [0, j]] = 0
+        moved = np.array(rows * norms if measured and norms is not None else rows, np.float64)
+        moved[:, [j] if measured else [0, j]] = 0
         for head, key in enumerate(moved.argmax(-1).tolist()):
-            norm = float(norms[head, key]) if known and norms is not None else None
+            norm = float(norms[head, key]) if measured and norms is not None else None
             heads.append(EarlierHead(layer, head, key, float(rows[head, key]), norm, weight * float(moved[head, key])))
     return tuple(sorted((x for x in heads if x.product > 0), key=lambda x: -x.product))

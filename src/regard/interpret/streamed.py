@@ -120,13 +120,13 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
 
 def after_copies(runs: Integers, by: int) -> Mask:
     """Return a mask of the keys `by` places after an earlier copy of the query's run."""
-    found = table(runs)
-    return mask(lambda b, h, i, j: (found[b, j - by] == found[b, i]) & (j >= by) & (j - by < i))
+    numbers = table(runs)
+    return mask(lambda b, h, i, j: (numbers[b, j - by] == numbers[b, i]) & (j >= by) & (j - by < i))
 
 
 def came_before(runs: Integers) -> NDArray[np.bool_]:
     """Return a flag for each run that occurred before: (batch, n)."""
-    made = np.ones(runs.shape, bool)
-    for row, found in zip(runs, made, strict=True):
-        found[np.unique(row, return_index=True)[1]] = False
-    return made
+    flags = np.ones(runs.shape, bool)
+    for row, row_flags in zip(runs, flags, strict=True):
+        row_flags[np.unique(row, return_index=True)[1]] = False
+    return flags

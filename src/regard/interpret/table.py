@@ -37,15 +37,15 @@ def rows(
     layer, head and kv_head are the model's numbers. layers: the names of layers, by their numbers. `distance` is the n
     of "n tokens back". `loss_without` is the loss without the head, if it was measured.
     """
-    found = []
+    lines = []
     for head in heads:
         values = asdict(head)
         scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
         about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
         kind = notable(head.scores)
         row = about | {"kind": kind and head.called(kind)} | scores | {"distance": head.distance}
-        found.append(row if losses is None else row | {"loss_without": losses.without[head.layer, head.head]})
-    return found
+        lines.append(row if losses is None else row | {"loss_without": losses.without[head.layer, head.head]})
+    return lines
 
 
 def named(head: HeadStatistics) -> str:
@@ -66,10 +66,10 @@ def as_json(
 
 def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str], losses: Losses | None = None) -> str:
     """Write one line for each head, empty where a score has no meaning."""
-    made, written = rows(heads, layers, losses), io.StringIO()
-    table = csv.DictWriter(written, list(made[0]), lineterminator="\n")
+    lines, written = rows(heads, layers, losses), io.StringIO()
+    table = csv.DictWriter(written, list(lines[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(made)
+    table.writerows(lines)
     return written.getvalue()
 
 

@@ -144,10 +144,10 @@ def results(
 ) -> tuple[list[Any], dict[Statistic, Any]]:
     """Return the output, maybe the weights, and an engine's statistics."""
     operands = varying_alike(operands)
-    found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
+    computed = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
-        found = [x[0] for x in found]
-    by_name = dict(zip(call.results, found, strict=True))
+        computed = [x[0] for x in computed]
+    by_name = dict(zip(call.results, computed, strict=True))
     answer: list[Any] = [by_name["out"]]
     if return_weights:
         names = (*call.inputs, "lse")
@@ -189,8 +189,8 @@ def query_times(metric: Any, query: Any, layout: Any) -> Any:
         return query  # the call will be refused
     metrics.fits(metric.shape, query.shape, layout)
     wide = compute_dtype(np.dtype(query.dtype))
-    found = metrics.framework_product(query, metric, layout, lambda x: x.astype(wide))
-    return found.astype(query.dtype)
+    product = metrics.framework_product(query, metric, layout, lambda x: x.astype(wide))
+    return product.astype(query.dtype)
 
 
 @promotion()
@@ -222,8 +222,8 @@ def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.steps` of JAX arrays with values; its results are NumPy arrays."""
-    given = {"query": query, "key": key, "value": value} | options
-    return stepping.steps(**{name: in_numpy("steps", name, x) for name, x in given.items()})
+    arguments = {"query": query, "key": key, "value": value} | options
+    return stepping.steps(**{name: in_numpy("steps", name, x) for name, x in arguments.items()})
 
 
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
@@ -231,10 +231,10 @@ def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) 
 
     Query, key, value, bias, sink and metric may be traced, since only their shapes are read.
     """
-    given = {"query": query, "key": key, "value": value} | options
-    found = {name: x for name, x in given.items() if name in (*INPUTS, "metric")}
-    hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in found.items() if isinstance(x, jax.Array)}
-    return planning.plan(**{name: in_numpy("plan", name, x) for name, x in (given | hollow).items()})
+    arguments = {"query": query, "key": key, "value": value} | options
+    arrays = {name: x for name, x in arguments.items() if name in (*INPUTS, "metric")}
+    hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in arrays.items() if isinstance(x, jax.Array)}
+    return planning.plan(**{name: in_numpy("plan", name, x) for name, x in (arguments | hollow).items()})
 
 
 def in_numpy(function: str, name: str, x: Any) -> Any:
@@ -268,14 +268,14 @@ def stand_in(name: str, x: Any) -> Any:
 
 def whole_operands(operands: Operands, layout: Any, count: int) -> Operands:
     """Return stand-ins of the operands, with `count` times the positions of query, key and value."""
-    found = {name: stand_in(name, x) for name, x in operands.items()}
+    whole = {name: stand_in(name, x) for name, x in operands.items()}
     for name in ("query", "key", "value") if count > 1 else ():
-        x = found[name]
+        x = whole[name]
         dim = x.ndim - (3 if layout == "bnhd" and x.ndim > 2 else 2)
         if dim >= 0:
             shape = tuple(n * count if axis == dim else n for axis, n in enumerate(x.shape))
-            found[name] = np.broadcast_to(np.zeros((), x.dtype), shape)
-    return found
+            whole[name] = np.broadcast_to(np.zeros((), x.dtype), shape)
+    return whole
 
 
 def on_this_host(x: Any) -> bool:

@@ -17,8 +17,8 @@ PRIMITIVES = {kind: Primitive("attention" if kind == "forward" else f"attention_
 
 def bind(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
     """Bind the primitive of a task to operands, and return its results."""
-    found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
-    return found
+    results: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
+    return results
 
 
 def result_type(like: Any, shape: Shape, dtype: Any, spec: P | None = None) -> Any:

@@ -107,7 +107,7 @@ class CallFrame(Structure):
 
 
 Arrays = list[tuple[Shape, np.dtype[Any]]]
-CACHED = 256
+CACHED = 256  # prepared calls of a thread
 DATA = Buffer.data.offset
 _mine = threading.local()
 
@@ -160,7 +160,7 @@ def view(shape: Shape, dtype: np.dtype[Any], address: int) -> Array:
 def addresses(buffers: Buffers) -> list[int]:
     """Return the address of each buffer's data.
 
-    They are read as integers: fields of a Structure take longer than small calls.
+    Addresses are read as integers: fields of a Structure take longer than small calls.
     """
     if not buffers.size:
         return []

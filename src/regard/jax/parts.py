@@ -153,12 +153,12 @@ class DevicePart:
         if self.task.kind == "forward":
             into = Outputs(None, None, None, p.new_output()) if self.task.call.low else None
             return self.engine.forward(p, None, into)[0]._asdict()
-        known, ct, d, d_ct = (outputs_of(self.x, prefix, p) for prefix in ("", "ct.", "t.", "t.ct."))
+        outputs, ct, d, d_ct = (outputs_of(self.x, prefix, p) for prefix in ("", "ct.", "t.", "t.ct."))
         if self.task.kind == "jvp":
-            return self.engine.jvp(p, self.tangents(), known)[1]._asdict()
+            return self.engine.jvp(p, self.tangents(), outputs)[1]._asdict()
         if self.task.kind == "backward":
-            return self.gradients(self.engine.backward(p, known, ct))
-        return self.gradients(self.engine.backward_jvp(p, known, ct, self.tangents(), d, d_ct))
+            return self.gradients(self.engine.backward(p, outputs, ct))
+        return self.gradients(self.engine.backward_jvp(p, outputs, ct, self.tangents(), d, d_ct))
 
     def tangents(self) -> Differential:
         """Return the tangents of the part's inputs."""

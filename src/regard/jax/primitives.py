@@ -174,13 +174,13 @@ def add(x: list[Any], y: list[Any]) -> list[Any]:
 def forward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
     t = tangents_of(task, task.call.differentiable, tangents, "t.")
     low = bool(t) and primals[0].dtype.itemsize == 2  # gradients of such calls are more exact with it
-    known = bind(replace(task, call=replace(task.call, low=True)) if low else task, primals)
-    results = known[: len(task.results)]
+    computed = bind(replace(task, call=replace(task.call, low=True)) if low else task, primals)
+    results = computed[: len(task.results)]
     dots = zeros(results)
     if t:
         first, count = tuple(range(len(task.sizes))), len(task.call.outputs)
         outputs = {name: (x, first) for name, x in zip(task.call.outputs, results, strict=False)}
-        more = {"low": (known[-1], first)} if low else {}
+        more = {"low": (computed[-1], first)} if low else {}
         call = replace(task.call, low=False)
         along = task_of("jvp", call, given(task, primals) | outputs | more | t, sizes=task.sizes)
         dots[:count] = bind(*along)
@@ -227,8 +227,8 @@ def scan_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple
         operands = list(primals)
         for n, x in zip(live, some, strict=True):
             operands[n] = x
-        found = scan.run(task, [sharding.replicated(x) for x in operands])
-        return [sharding.resharded(x, jax.typeof(like)) for x, like in zip(found, results, strict=True)]
+        values = scan.run(task, [sharding.replicated(x) for x in operands])
+        return [sharding.resharded(x, jax.typeof(like)) for x, like in zip(values, results, strict=True)]
 
     _, dots = jax.jvp(function, [primals[n] for n in live], [ad.instantiate_zeros(tangents[n]) for n in live])
     return results, dots
@@ -248,20 +248,20 @@ def jvp_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> li
     if task.kind == "jvp_jvp":
         other = "t." if linear == "s." else "s."
         shared |= {f"t.{n[2:]}": x for n, x in given(task, operands, other).items() if n.startswith(other)}
-    found = {}
+    gradients = {}
     if ct:
         kind = "backward" if task.kind == "jvp" else "backward_jvp"
         inputs = tuple((n[2:], axes) for n, axes in wrt)
         back = bind(*task_of(kind, task.call, shared | ct, sizes=task.sizes, wrt=inputs))
-        found = dict(zip((n for n, _ in wrt), back, strict=True))
-    return cotangents_of(task, operands, found)
+        gradients = dict(zip((n for n, _ in wrt), back, strict=True))
+    return cotangents_of(task, operands, gradients)
 
 
 def backward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
     """Transpose backward in ō, and backward_jvp in ẋ and ō˙."""
     u = {f"t.{n}": (x, axes) for (n, axes), x in zip(task.wrt, cotangents, strict=True) if varying(x)}
     wrt = {n: axes for n, x, axes in zip(task.operands, operands, task.axes, strict=True) if ad.is_undefined_primal(x)}
-    found: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
     if not u:
         return [None] * len(operands)
     prefix = "ct." if task.kind == "backward" else "t.ct."
@@ -269,12 +269,12 @@ def backward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) 
     if inputs:
         along = given(task, operands, "ct.") | u
         back = bind(*task_of("backward_jvp", task.call, along, sizes=task.sizes, wrt=inputs))
-        found |= {f"t.{n}": x for (n, _), x in zip(inputs, back, strict=True)}
+        gradients |= {f"t.{n}": x for (n, _), x in zip(inputs, back, strict=True)}
     if len(wrt) > len(inputs):
         dots = bind(*task_of("jvp", task.call, given(task, operands) | u, sizes=task.sizes))
         every = {prefix + n: x for n, x in zip(task.call.outputs, dots, strict=True)}
-        found |= {n: summed(every[n], axes) for n, axes in wrt.items() if n in every}
-    return cotangents_of(task, operands, found)
+        gradients |= {n: summed(every[n], axes) for n, axes in wrt.items() if n in every}
+    return cotangents_of(task, operands, gradients)
 
 
 def forward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
@@ -296,8 +296,8 @@ def forward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -
     outputs_given = {n: (outputs[n], first) for n in task.call.outputs}
     along = given(task, plain) | outputs_given | {"ct.out": (ct["out"], first)}
     wrt = (("value", task.axes_of["value"]),)
-    (found,) = bind(*task_of("backward", task.call, along, sizes=task.sizes, wrt=wrt))
-    return cotangents_of(task, operands, {"value": found})
+    (gradient,) = bind(*task_of("backward", task.call, along, sizes=task.sizes, wrt=wrt))
+    return cotangents_of(task, operands, {"value": gradient})
 
 
 def cotangents_of(task: PrimitiveTask, operands: Values, found: dict[str, Any]) -> list[Any]:

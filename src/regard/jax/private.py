@@ -1,6 +1,6 @@
 """All undocumented names of JAX in this package, each with the reason for it.
 
-They are looked up on import: a version of JAX that lacks one fails there, and no call is wrong.
+Names are looked up on import: a version of JAX that lacks one fails there, and no call is wrong.
 """
 
 from typing import Any

@@ -35,9 +35,9 @@ class JaxTable(Table):
     @classmethod
     def leaf(cls, source: Any, bounds: Any) -> Table:
         """Return the table of a leaf of a rule, which may be anything."""
-        made = object.__new__(cls)
-        made._refer(source, bounds)
-        return made
+        table = object.__new__(cls)
+        table._refer(source, bounds)
+        return table
 
     def _refer(self, source: Any, bounds: Any) -> None:
         for name, value in (("source", source), ("bounds", bounds), ("on_device", False), ("_values", None)):

@@ -72,34 +72,34 @@ class ShardedAxes:
     def inside(self, name: str, shape: Shape) -> Factors:
         """Return the axes of the call along the dimensions of an array without `vmap`."""
         name = base(name)
-        found: list[str | None] = [None] * len(shape)
+        factors: list[str | None] = [None] * len(shape)
         if ".table" in name or name in ("seed", "origin"):
-            return tuple(found)
+            return tuple(factors)
         if name == "sink":
             return tuple(HEAD if size == self.heads > 1 else None for size in shape)
         trailing = 3 if ".dense" in name else TRAILING.get(name, len(shape) - len(self.lead))
         first = len(shape) - trailing - len(self.lead)  # the first leading dimension, negative if missing
         if self.lead and first >= 0 and shape[first] == self.lead[0] > 1:
-            found[first] = BATCH
+            factors[first] = BATCH
         head = len(shape) - trailing + (1 if self.swap and name in MATRICES else 0)
         if trailing and head >= 0 and shape[head] in (self.heads, self.kv_heads) and shape[head] > 1:
-            found[head] = HEAD
+            factors[head] = HEAD
         sequence = sequence_dim(self.task, name, len(shape)) if self.spreads else None
         if sequence is not None:
-            found[sequence] = SEQUENCE
-        return tuple(found)
+            factors[sequence] = SEQUENCE
+        return tuple(factors)
 
     def mesh_axes(self, mesh: Any, given: Iterable[tuple[Factors, Any]]) -> MeshAxes:
         """Return the mesh axes of each axis of the call; the first array with any decides."""
-        found: MeshAxes = {}
+        taken: MeshAxes = {}
         for factors, spec in given:
             for factor, names in zip(factors, spec, strict=False):
                 axes = (names,) if isinstance(names, str) else tuple(names or ())
-                if factor is None or factor in found or not axes or any(set(axes) & set(x) for x in found.values()):
+                if factor is None or factor in taken or not axes or any(set(axes) & set(x) for x in taken.values()):
                     continue
                 if self.sizes[factor] % math.prod(mesh.shape[axis] for axis in axes) == 0:
-                    found[factor] = axes
-        return found
+                    taken[factor] = axes
+        return taken
 
     def part(self, mesh_axes: MeshAxes, results: Sequence[Factors], mesh: Any) -> Any:
         """Return the function that one device applies to its shards of the operands."""
@@ -143,13 +143,13 @@ class ShardedAxes:
             if "offset" in names:
                 every = jnp.asarray(call.offset, np.int32).reshape(self.lead)
                 x["offset"] = jax.lax.dynamic_slice_in_dim(every, index(BATCH) * lead[0], lead[0])
-            found = computed(local, x, ranks) if ranks else bind(local, [x[name] for name in local.operands])
+            shards = computed(local, x, ranks) if ranks else bind(local, [x[name] for name in local.operands])
             grouped = {str(n) for n, (name, _) in enumerate(call.observe) if name == GroupReceived.name}
             for n, (name, factors) in enumerate(zip(task.results, results, strict=True)):
                 shared = [axis for factor, axes in mesh_axes.items() if factor not in factors for axis in axes]
                 if shared and (task.wrt or name in grouped):
-                    found[n] = jax.lax.psum(found[n], tuple(shared))
-            return found
+                    shards[n] = jax.lax.psum(shards[n], tuple(shared))
+            return shards
 
         return compute
 
@@ -195,8 +195,8 @@ def partition(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: 
     warn_of_gathering(task, operands)
     ins, outs = sizes.operands, sizes.results([tuple(x.shape) for x in results])
     every = (*zip(ins, operands, strict=True), *zip(outs, results, strict=True))
-    given = [(factors, x.sharding.spec) for factors, x in every if isinstance(x.sharding, NamedSharding)]
-    mesh_axes = sizes.mesh_axes(mesh, given)
+    specs = [(factors, x.sharding.spec) for factors, x in every if isinstance(x.sharding, NamedSharding)]
+    mesh_axes = sizes.mesh_axes(mesh, specs)
 
     def shardings(factors: Iterable[Factors]) -> list[NamedSharding]:
         return [NamedSharding(mesh, spec_of(x, mesh_axes)) for x in factors]
@@ -235,7 +235,7 @@ def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Seque
     compound = group > 1 and sizes.kv_heads > 1
 
     def letters(factors: Factors, shape: Shape) -> ArrayMapping:
-        found: list[Any] = []
+        factors_of: list[Any] = []
         for factor, size in zip(factors, shape, strict=True):
             if factor is None:
                 others.append(f"x{len(others)}")
@@ -245,10 +245,10 @@ def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Seque
             if factor == HEAD and compound and size == sizes.heads:
                 if "g" not in others:  # letters are listed in order of appearance
                     others.append("g")
-                found.append(CompoundFactor(HEAD, "g"))
+                factors_of.append(CompoundFactor(HEAD, "g"))
             else:
-                found.append(factor)
-        return ArrayMapping(*found)
+                factors_of.append(factor)
+        return ArrayMapping(*factors_of)
 
     shapes = [[tuple(x.shape) for x in arrays] for arrays in (operands, results)]
     every = (sizes.operands, sizes.results(shapes[1]))

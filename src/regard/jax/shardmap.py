@@ -1,6 +1,6 @@
 """Tasks on the shards of a sequence inside of `shard_map`.
 
-They are those of the primitives, whose calls name the axes (`StaticCall.spread`): derivatives and `vmap` follow.
+The primitives' tasks are used, with the axes in their calls (`StaticCall.spread`): derivatives and `vmap` follow.
 """
 
 from typing import Any

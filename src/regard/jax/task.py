@@ -138,9 +138,9 @@ class PrimitiveTask:
     @lru_cache(maxsize=1024)
     def parse(text: str) -> "PrimitiveTask":
         """Return the task that `text` describes."""
-        given = frozen(json.loads(text))
-        call, step = StaticCall(**given.pop("call")), given.pop("step")
-        return PrimitiveTask(call=call, step=step and SequenceStep(**step), **given)
+        fields = frozen(json.loads(text))
+        call, step = StaticCall(**fields.pop("call")), fields.pop("step")
+        return PrimitiveTask(call=call, step=step and SequenceStep(**step), **fields)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
@@ -280,10 +280,10 @@ def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tu
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
     """Return the values named prefix0, prefix1, ..."""
-    found: list[Any] = []
-    while f"{prefix}{len(found)}" in x:
-        found.append(x[f"{prefix}{len(found)}"])
-    return found
+    values: list[Any] = []
+    while f"{prefix}{len(values)}" in x:
+        values.append(x[f"{prefix}{len(values)}"])
+    return values
 
 
 # Running
@@ -297,7 +297,7 @@ def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]
 def apply(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) -> None:
     """Call a function on operands and results (..., h, n, d), and store what it returns by name.
 
-    It is called for all elements of a `vmap` together, or for one after the other.
+    The function is called for all elements of a `vmap` together, or for one after the other.
     """
     x = as_called(task, x, task.axes_of)
     y = as_called(task, y, dict(task.wrt) or dict.fromkeys(y, tuple(range(len(task.sizes)))))
@@ -454,7 +454,7 @@ def merge(function: Function, task: PrimitiveTask, x: Arrays, y: Arrays) -> None
 def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
     """Return the results of a task for one element, by name.
 
-    They are the arrays of `y` if the engine could write into them.
+    Results are the arrays of `y` if the engine could write into them.
     """
     call = task.call
     p, tables = problem(task, x)
@@ -463,46 +463,46 @@ def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array])
     into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
 
     def gradients(g: Differential) -> list[tuple[str, Array]]:
-        found = {name: getattr(g, name) for name in INPUTS}
-        found |= {name: g.tables[t] for name, t in tables.items() if t in g.tables}
-        return [(name, found[name]) for name, _ in task.wrt]
+        gradients_of = {name: getattr(g, name) for name in INPUTS}
+        gradients_of |= {name: g.tables[t] for name, t in tables.items() if t in g.tables}
+        return [(name, gradients_of[name]) for name, _ in task.wrt]
 
     if task.kind == "forward":
         if call.low:
             here = y["low"].shape == shapes["out"]
             into = into._replace(low=y["low"] if here else p.new_output())
-        made, seen = engine.forward(p, None, into)
-        values: dict[str, Any] = made._asdict()
+        outputs, seen = engine.forward(p, None, into)
+        values: dict[str, Any] = outputs._asdict()
         for n, s in enumerate(p.observe):
             values |= zip(places(n, s.name), s.split(seen[s]), strict=True)
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
-    known, given = outputs_of(x, "", p), Differential(y.get("query"), y.get("key"), y.get("value"))
+    primal, into_gradients = outputs_of(x, "", p), Differential(y.get("query"), y.get("key"), y.get("value"))
     if task.kind == "backward":
-        return gradients(engine.backward(p, known, outputs_of(x, "ct.", p), given))
+        return gradients(engine.backward(p, primal, outputs_of(x, "ct.", p), into_gradients))
     t = tangents_of(x, "t.", tables)
     if task.kind == "jvp":
-        made = engine.jvp(p, t, known, into)[1]
-        return [(name, a) for name, a in made._asdict().items() if name in task.results and a is not None]
+        outputs = engine.jvp(p, t, primal, into)[1]
+        return [(name, a) for name, a in outputs._asdict().items() if name in task.results and a is not None]
     d_ct = outputs_of(x, "t.ct.", p)
     if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
-        return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents
-    d_outputs = engine.jvp(p, t, known)[1]
-    return gradients(engine.backward_jvp(p, known, outputs_of(x, "ct.", p), t, d_outputs, d_ct))
+        return gradients(engine.backward(p, primal, d_ct, into_gradients))  # linear in the cotangents
+    d_outputs = engine.jvp(p, t, primal)[1]
+    return gradients(engine.backward_jvp(p, primal, outputs_of(x, "ct.", p), t, d_outputs, d_ct))
 
 
 def outputs_of(x: Mapping[str, Array], prefix: str, p: Problem) -> Outputs:
     """Return the outputs of a call among arrays, their cotangents or tangents."""
     rows, matrix = p.shape(p.n_q), p.shape(p.n_q, p.d_v)
-    given = zip((x.get(prefix + name) for name in Outputs._fields), (matrix, rows, rows, matrix), strict=True)
-    return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in given))
+    arrays = zip((x.get(prefix + name) for name in Outputs._fields), (matrix, rows, rows, matrix), strict=True)
+    return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in arrays))
 
 
 def tangents_of(x: Mapping[str, Array], prefix: str, tables: Mapping[str, Table]) -> Differential:
     """Return the tangents of inputs among arrays."""
-    given = {table: x[prefix + name] for name, table in tables.items() if prefix + name in x}
-    return Differential(**{name: x.get(prefix + name) for name in INPUTS}, tables=given)
+    of_tables = {table: x[prefix + name] for name, table in tables.items() if prefix + name in x}
+    return Differential(**{name: x.get(prefix + name) for name in INPUTS}, tables=of_tables)
 
 
 def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Table]]:

@@ -113,11 +113,11 @@ def export_wasm(
         if not isinstance(s, STATISTICS) or (isinstance(s, TopWeights) and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
     flags = {"bias": bias, "sink": sink, "dropout": dropout, "array_mask": array_mask}
-    for name, given in flags.items():
-        if not isinstance(given, bool):
-            raise TypeError(f"{name} must be a bool, got {type_name(given)}: what it names is given to each call")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be a bool, got {type_name(flag)}: what it names is given to each call")
     options = {"relaxed": checks.boolean("relaxed", relaxed), "maps": checks.boolean("maps", maps)}
-    code = module(rule, scores, observe, **options, takes=[name for name, given in flags.items() if given])
+    code = module(rule, scores, observe, **options, takes=[name for name, flag in flags.items() if flag])
     target.write_bytes(code)
     for suffix, text in loader(target.stem).items():
         target.with_suffix(suffix).write_text(text, "utf-8")

@@ -1,6 +1,6 @@
 """Masks of linear attention: the visible keys, and the documents of packed sequences.
 
-One sum over keys serves all queries of a document. So a mask may hide a key from all queries, or from those of other
+A document has one sum over keys for all queries. So a mask may hide a key from all queries, or from those of other
 documents, and nothing else.
 """
 
@@ -167,11 +167,11 @@ def by_documents(
     query, key = (_runs(x) for x in documents)
     ordered = np.argsort(key.id)
     of_key = ordered[np.searchsorted(key.id, query.id, sorter=ordered).clip(max=len(ordered) - 1)]
-    found = key.id[of_key] == query.id
-    k_start, k_stop = (np.where(found, x[of_key], 0) for x in (key.start, key.stop))
+    matched = key.id[of_key] == query.id
+    k_start, k_stop = (np.where(matched, x[of_key], 0) for x in (key.start, key.stop))
     q_base, k_base = query.start, k_start
     if causal:  # by position
-        k_base = np.where(found, np.minimum(query.start + n_k - n_q, k_start), query.start + n_k - n_q)
+        k_base = np.where(matched, np.minimum(query.start + n_k - n_q, k_start), query.start + n_k - n_q)
         q_base = k_base - (n_k - n_q)
     length = np.maximum(query.stop - q_base, k_stop - k_base)
     parts, places, total = [], np.zeros(batch * n_q, np.int64), 0

@@ -347,15 +347,15 @@ def in_parallel(
 ) -> Any:
     """Compute `linear_attention` on the arrays of a framework.
 
-    It neither loops over chunks nor branches on values, so that it can be traced. Memory is O(n · (r + d_v)) for r
-    features φ. If causal, the sums of chunks take n · r · d_v / chunk more.
+    The function neither loops over chunks nor branches on values, so that it can be traced. Memory is O(n · (r + d_v))
+    for r features φ. If causal, the sums of chunks take n · r · d_v / chunk more.
     """
-    given = {"query": query, "key": key, "value": value}
-    hollow = {name: space.hollow(name, x) for name, x in given.items()}
+    arrays = {"query": query, "key": key, "value": value}
+    hollow = {name: space.hollow(name, x) for name, x in arrays.items()}
     arranged, shape, hidden = _checked(**hollow, causal=causal, mask=mask, chunk=chunk, layout=layout)
     dtype = hollow["query"].dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-    q, k, v = (space.cast(arranged.to_bhnd(x), wide) for x in given.values())
+    q, k, v = (space.cast(arranged.to_bhnd(x), wide) for x in arrays.values())
     if 0 in shape or not k.shape[-2]:
         xp = space.xp
         return arranged.from_bhnd(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
@@ -441,8 +441,8 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, keep: Any, chunk: in
     peak = peaks(chunks)
     sums = right(chunks, peak).swapaxes(-1, -2) @ split(values, c)
     peak, sums = _before(peak, sums, phi.log, xp)
-    found = left(split(q, c), peak, None if scale is None else split(scale, c)) @ sums
-    found = found.reshape(*found.shape[:-3], -1, found.shape[-1])
+    sums_so_far = left(split(q, c), peak, None if scale is None else split(scale, c)) @ sums
+    sums_so_far = sums_so_far.reshape(*sums_so_far.shape[:-3], -1, sums_so_far.shape[-1])
     size = c // 2
     while size:
         keys, pairs = split(features, 2, size)[..., 0, :, :], split(values, 2, size)[..., 0, :, :]
@@ -451,11 +451,11 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, keep: Any, chunk: in
         weights = left(split(q, 2, size)[..., 1, :, :], peak, below) @ right(keys, peak).swapaxes(-1, -2)
         part = weights @ pairs
         part = xp.stack([xp.zeros_like(part), part], -3)
-        found = found + part.reshape(*part.shape[:-4], -1, part.shape[-1])
+        sums_so_far = sums_so_far + part.reshape(*part.shape[:-4], -1, part.shape[-1])
         size //= 2
     own = left(q, features, scale) if phi.log else q * features
-    found = found + own.sum(-1)[..., None] * values
-    return found[..., n - rows : n, :]
+    sums_so_far = sums_so_far + own.sum(-1)[..., None] * values
+    return sums_so_far[..., n - rows : n, :]
 
 
 def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
@@ -497,8 +497,8 @@ def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any], space: Name
     xp = space.xp
     named = isinstance(feature_map, str) and feature_map in ("elu", "relu", "softmax", "favor")
     if not (named or isinstance(feature_map, RandomFeatures) or callable(feature_map)):
-        known = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
-        raise ValueError(f"feature_map must be {known}, got {checks.shown(feature_map)}")
+        names = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
+        raise ValueError(f"feature_map must be {names}, got {checks.shown(feature_map)}")
     if feature_map == "favor":
         feature_map = RandomFeatures()
     if isinstance(feature_map, RandomFeatures):

@@ -24,11 +24,11 @@ def fits(metric: Sequence[int], query: Sequence[int], layout: object = "bhnd") -
 
     metric, query: their shapes.
     """
-    d, given = query[-1], tuple(metric)
+    d, shape = query[-1], tuple(metric)
     heads = 1 if len(query) == 2 else query[-2 if layout == "bnhd" else -3]
-    if given not in ((d, d), (heads, d, d)):
+    if shape not in ((d, d), (heads, d, d)):
         raise ValueError(
-            f"metric must have shape (d, d) = ({d}, {d}) or (h, d, d) = ({heads}, {d}, {d}), got shape {given}"
+            f"metric must have shape (d, d) = ({d}, {d}) or (h, d, d) = ({heads}, {d}, {d}), got shape {shape}"
         )
 
 
@@ -43,8 +43,8 @@ def _rows(x: Array, metric: Array, wide: np.dtype[Any], transposed: bool = False
     heads = "h" if M.ndim == 3 else ""
     # Unoptimized, einsum adds products one by one. In BLAS the order of sums depends on the number of rows.
     left, right = np.ascontiguousarray(x, wide), np.ascontiguousarray(M, wide)
-    found: Array = np.einsum(f"...{heads}ia,{heads}ab->...{heads}ib", left, right, optimize=False)
-    return found
+    product: Array = np.einsum(f"...{heads}ia,{heads}ab->...{heads}ib", left, right, optimize=False)
+    return product
 
 
 def framework_product(query: Any, metric: Any, layout: object, cast: Callable[[Any], Any]) -> Any:

@@ -174,8 +174,8 @@ def projected(
     if (hollow["w_q"] is None) != (hollow["w_k"] is None):
         raise ValueError(f"w_q and w_k come together, got {'w_q' if hollow['w_k'] is None else 'w_k'} alone")
     inputs = {name: hollow[name] for name in ("query", "key", "value")}
-    given = inputs | {name: x for name, x in hollow.items() if x is not None}
-    checks.same_dtype(**{name: checks.array(name, x) for name, x in given.items()})
+    present = inputs | {name: x for name, x in hollow.items() if x is not None}
+    checks.same_dtype(**{name: checks.array(name, x) for name, x in present.items()})
     shapes = ", ".join(f"{name} {x.shape}" for name, x in inputs.items())
     if min(x.ndim for x in inputs.values()) < 2:
         raise ValueError(f"query, key and value must be (..., n, features), got {shapes}")

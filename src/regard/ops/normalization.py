@@ -37,19 +37,19 @@ def checked(
             entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
             mask=causally(mask) if options.get("causal") else mask, score=score,
         )  # fmt: skip
-    given = CallOptions(**options)
+    call_options = CallOptions(**options)
     query, key, value = checks.operands(query, key, value)
-    arranged = Layout.of(query, given.layout)
+    arranged = Layout.of(query, call_options.layout)
     q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
-    if checks.boolean("causal", given.causal):
+    if checks.boolean("causal", call_options.causal):
         rule = causally(rule)
-    p_drop, seed_int = checks.dropout(given.dropout, given.seed)
+    p_drop, seed_int = checks.dropout(call_options.dropout, call_options.seed)
     factors = None
-    if given.metric is not None:
-        factors = q, checks.array("metric", given.metric)
+    if call_options.metric is not None:
+        factors = q, checks.array("metric", call_options.metric)
         metrics.fits(factors[1].shape, q.shape)
     problem = Problem(
         query=q if factors is None else metrics.product(*factors),
@@ -58,18 +58,18 @@ def checked(
         lead=lead,
         mask=rule,
         score=checks.score(score),
-        bias=checks.bias(given.bias, lead, h, n_q, n_k),
-        scale=checks.scale(given.scale, q.shape[-1], compute_dtype(q.dtype)),
-        sink=checks.sink(given.sink, h),
+        bias=checks.bias(call_options.bias, lead, h, n_q, n_k),
+        scale=checks.scale(call_options.scale, q.shape[-1], compute_dtype(q.dtype)),
+        sink=checks.sink(call_options.sink, h),
         dropout=p_drop,
         seed=seed_int,
-        offset=checks.offset(given.offset, lead, n_q, n_k),
-        origin=checks.origin(given.origin),
+        offset=checks.offset(call_options.offset, lead, n_q, n_k),
+        origin=checks.origin(call_options.origin),
         positions_first=arranged.positions_first,
-        observe=checks.observe(given.observe),
+        observe=checks.observe(call_options.observe),
         factors=factors,
     )
-    checks.covers(problem, given.offset is not None)
+    checks.covers(problem, call_options.offset is not None)
     checks.observable(problem)
     if signature is None:
         return problem
@@ -88,10 +88,10 @@ def causally(mask: Mask | None) -> Mask:
     """Return `causal() & mask`, the same object for the same mask."""
     if mask is None:
         return _causal
-    found = _causally.get(mask)
-    if found is None:
-        found = _causally[mask] = _causal & mask
-    return found
+    combined = _causally.get(mask)
+    if combined is None:
+        combined = _causally[mask] = _causal & mask
+    return combined
 
 
 def prepare(

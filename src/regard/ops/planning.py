@@ -283,15 +283,15 @@ def plan(
     """
     count = None if ranks is None else checks.integer("ranks", ranks, least=1, below=2**16)
     sizes = {"n": n, "d": d, "n_keys": n_keys, "d_value": d_value, "heads": heads, "kv_heads": kv_heads, "batch": batch}
-    given = {name: size for name, size in sizes.items() if size is not None}
+    numbers = {name: size for name, size in sizes.items() if size is not None}
     operands = {"query": query, "key": key, "value": value}
-    if given:
+    if numbers:
         if names := [name for name, x in operands.items() if x is not None]:
             raise TypeError(
-                f"plan takes query, key and value, or sizes, not both: got {names[0]} and {next(iter(given))}"
+                f"plan takes query, key and value, or sizes, not both: got {names[0]} and {next(iter(numbers))}"
             )
         positions_first = checks.layout(options.get("layout", "bhnd")) == "bnhd"
-        operands = dict(zip(operands, shapes(given, positions_first=positions_first), strict=True))
+        operands = dict(zip(operands, shapes(numbers, positions_first=positions_first), strict=True))
     elif all(x is None for x in operands.values()):
         raise TypeError("plan takes query, key and value, or sizes such as n=1024, d=64: got neither")
     q, k, v = (_array(name, x, dtype) for name, x in operands.items())
@@ -337,19 +337,19 @@ def shapes(
 
     label: maps the name of a size to its name in an error.
     """
-    found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
-    if not found.keys() >= {"n", "d"}:
-        missing = label("n") if "n" not in found else label("d")
+    checked = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
+    if not checked.keys() >= {"n", "d"}:
+        missing = label("n") if "n" not in checked else label("d")
         raise TypeError(f"{missing} is missing: sizes are {label('n')}, {label('d')} and others as needed")
-    n, d, heads = found["n"], found["d"], found.get("heads", 1)
-    lead = (found["batch"],) if "batch" in found else ()
-    has_heads = bool(found.keys() & {"heads", "kv_heads", "batch"})
+    n, d, heads = checked["n"], checked["d"], checked.get("heads", 1)
+    lead = (checked["batch"],) if "batch" in checked else ()
+    has_heads = bool(checked.keys() & {"heads", "kv_heads", "batch"})
 
     def shape(rows: int, features: int, h: int) -> tuple[int, ...]:
         return (*lead, *((rows, h) if positions_first else (h, rows)), features) if has_heads else (rows, features)
 
-    keys, kv_heads = found.get("n_keys", n), found.get("kv_heads", heads)
-    return [shape(n, d, heads), shape(keys, d, kv_heads), shape(keys, found.get("d_value", d), kv_heads)]
+    keys, kv_heads = checked.get("n_keys", n), checked.get("kv_heads", heads)
+    return [shape(n, d, heads), shape(keys, d, kv_heads), shape(keys, checked.get("d_value", d), kv_heads)]
 
 
 def _array(name: str, x: Any, dtype: Any) -> Array:
@@ -368,8 +368,8 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
 
 
 def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
-    found = {name: why or "supports this call too, but comes later" for name, why in refusals(p).items()}
-    return found | {chosen: "named" if named else "the first that supports this call"}
+    reasons = {name: why or "supports this call too, but comes later" for name, why in refusals(p).items()}
+    return reasons | {chosen: "named" if named else "the first that supports this call"}
 
 
 @dataclass(frozen=True)
@@ -450,8 +450,8 @@ def _tiles(p: Problem) -> Tiles:
 def _sample(count: int, most: int) -> list[int]:
     """Return at most `most` of the numbers below `count`.
 
-    They are all, or one from each of equal stretches. The choice is random but reproducible, since
-    even spacing could match the period of the tiles.
+    All are returned, or one from each of equal stretches. The choice is random but reproducible,
+    since even spacing could match the period of the tiles.
     """
     if count <= most:
         return list(range(count))
@@ -480,7 +480,7 @@ def _tile_count(left: Any, right: Any) -> Any:
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     """Return the keys that some rows may see.
 
-    They are whole ranges of tiles where all is visible, single tiles where some is. At most TILES
+    Keys are whole ranges of tiles where all is visible, single tiles where some is. At most TILES
     ranges are visited. With more tiles, several are visited together, and then a sample of the
     mixed ones.
     """

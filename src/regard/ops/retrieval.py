@@ -74,8 +74,8 @@ def hopfield(state: Array, patterns: Array, *, beta: float | None = None, steps:
 
 def retrieved(space: Namespace, state: Any, patterns: Any, beta: Any, steps: Any) -> Any:
     """Compute `hopfield` on the arrays of a framework."""
-    given = {"state": state, "patterns": patterns}
-    hollow = {name: checks.array(name, space.hollow(name, x)) for name, x in given.items()}
+    arrays = {"state": state, "patterns": patterns}
+    hollow = {name: checks.array(name, space.hollow(name, x)) for name, x in arrays.items()}
     checks.same_dtype(**hollow)
     s, x = hollow.values()
     shapes = f"state {s.shape}, patterns {x.shape}"

@@ -77,15 +77,15 @@ class Deal:
             for run in runs:
                 for n in range(run.start // size, -(-run.stop // size)):
                     rows[rank, n] += min(run.stop, (n + 1) * size) - max(run.start, n * size)
-        found, load = [list[range]() for _ in self.runs], np.zeros(self.ranks, np.int64)
+        dealt, load = [list[range]() for _ in self.runs], np.zeros(self.ranks, np.int64)
         for n, first in enumerate(starts):
             owner = min(range(self.ranks), key=lambda rank: (-rows[rank, n], load[rank]))
-            block, mine = range(first, min(first + size, self.n)), found[owner]
+            block, mine = range(first, min(first + size, self.n)), dealt[owner]
             load[owner] += 1
             if mine and mine[-1].stop == block.start and len(mine[-1]) < size * longest:
                 block = range(mine.pop().start, block.stop)
             mine.append(block)
-        return Deal(self.name, tuple(map(tuple, found)))
+        return Deal(self.name, tuple(map(tuple, dealt)))
 
     def locals(self, rank: int) -> list[slice]:
         """Return where each run of a rank lies among the rank's own rows."""
@@ -94,14 +94,14 @@ class Deal:
 
     def pieces(self, rank: int, rows: range) -> list[tuple[slice, slice]]:
         """Return the rank's parts of some rows: where each lies among its own, and among those rows."""
-        found = []
+        parts = []
         for run, own in zip(self.runs[rank], self.locals(rank), strict=True):
             a, b = max(run.start, rows.start), min(run.stop, rows.stop)
             if a < b:
-                found.append(
+                parts.append(
                     (slice(own.start + a - run.start, own.start + b - run.start), slice(a - rows.start, b - rows.start))
                 )
-        return found
+        return parts
 
 
 def steps(n: int, align: int, passes: int = PASSES, first: int = 0) -> Sequence[range]:

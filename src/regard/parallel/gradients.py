@@ -78,9 +78,9 @@ class RankGradients:
         keys = {"key": key, "value": value}
         if along is not None:
             rows |= columns("t", along.outputs) | columns("dt", along.ct)
-            given = {name: getattr(along.t, name) for name in ("query", "key", "value")}
-            rows |= {"tquery": given["query"]} if given["query"] is not None else {}
-            keys |= {f"t{name}": given[name] for name in keys if given[name] is not None}
+            direction = {name: getattr(along.t, name) for name in ("query", "key", "value")}
+            rows |= {"tquery": direction["query"]} if direction["query"] is not None else {}
+            keys |= {f"t{name}": direction[name] for name in keys if direction[name] is not None}
         return cls(whole, engine, plan, rank, rows, keys, along)
 
     def run(self, storage: Deal) -> Program:
@@ -122,9 +122,9 @@ class RankGradients:
         own = [*work.tables.values()]
         forms = [(x.shape, x.dtype) for x in own]
         arriving = yield Transfer(dict.fromkeys(ranks, own), dict.fromkeys(ranks, forms))
-        given = dict(arriving())
-        given[self.rank] = own
-        sums = (sum(given[rank][n] for rank in sorted(given)) for n in range(len(own)))
+        by_rank = dict(arriving())
+        by_rank[self.rank] = own
+        sums = (sum(by_rank[rank][n] for rank in sorted(by_rank)) for n in range(len(own)))
         return {table: np.asarray(x, table.dtype) for table, x in zip(work.tables, sums, strict=True)}
 
 
@@ -161,9 +161,9 @@ class RankTasks:
 
     def in_order(self) -> Transfers:
         """Compute this rank's tasks, between moves of keys and their sums."""
-        for moves, kept, tasks in zip(self.plan.moves, self.plan.kept, [*self.plan.slots, []], strict=True):
+        for moves, steps, tasks in zip(self.plan.moves, self.plan.resident, [*self.plan.slots, []], strict=True):
             yield from self.move(moves)
-            self.keep(kept[self.rank])
+            self.keep(steps[self.rank])
             for task in tasks:
                 if self.plan.owners[task.run] == self.rank:
                     self.compute(task)
@@ -373,11 +373,11 @@ def redealt(local: Mapping[str, Array], rank: int, source: Deal, targets: Sequen
         for owner in range(source.ranks) if owner != rank
     }  # fmt: skip
     arriving = yield Transfer(sent, expected)
-    given = arriving()
+    received = arriving()
     n = sum(map(len, targets[rank]))
     results = {name: np.empty((*a.shape[:-2], n, a.shape[-1]), a.dtype) for name, a in local.items()}
     for owner in range(source.ranks):
-        arrays = iter(given.get(owner, ()))
+        arrays = iter(received.get(owner, ()))
         for own, into in away(owner, targets[rank]):
             for name, a in local.items():
                 results[name][..., into, :] = a[..., own, :] if owner == rank else next(arrays)

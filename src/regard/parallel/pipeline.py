@@ -51,7 +51,7 @@ class GradientPipeline:
     row_deal: the rows that each rank computes, in whole query blocks. runs: those of all ranks, ascending; owners:
     their ranks. key_deal, key_steps: as in `Sight`. live: (runs, steps), True for a task. slots: tasks that are
     computed at the same time, at most one of each rank. moves: those before each slot, and after the last.
-    kept: the steps whose keys each rank has from then on.
+    resident: the steps whose keys each rank has from then on.
     """
 
     row_deal: Deal
@@ -62,7 +62,7 @@ class GradientPipeline:
     live: Array
     slots: list[list[RankTask]]
     moves: list[list[Move]]
-    kept: list[list[set[int]]]
+    resident: list[list[set[int]]]
 
     def pairs(self, task: RankTask) -> int:
         return len(self.runs[task.run]) * len(self.key_steps[task.step])
@@ -214,7 +214,7 @@ def keep(x: GradientPipeline) -> None:
             slots = {next(slot for slot in later[rank][step] if slot >= n): step for step in steps}
             first = sorted(slots)[: max(0, BUFFERS - len(here[rank]))]
             idle[rank] = {slots[slot] for slot in first}
-        x.kept.append([a | b for a, b in zip(here, idle, strict=True)])
+        x.resident.append([a | b for a, b in zip(here, idle, strict=True)])
 
 
 def owners_of(x: GradientPipeline, step: int) -> list[int]:

@@ -1,7 +1,7 @@
 """One rank's forward, and the rows that it asks for.
 
-Its queries stay, and the keys and values that they see pass by in ascending steps of whole key splits. That is the
-order of one process, so the bits are too. Gradients are in `gradients`.
+Queries stay, and the keys and values that they see arrive in ascending steps of whole key splits. One process has the
+same order, so bits are equal. Gradients are in `gradients`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -82,13 +82,13 @@ class Rank:
 
         def compute(run: int, own: slice, part: Problem, keys: Mapping[str, Array]) -> None:
             into = None if rest is None else Outputs(None, None, None, part.new_output())
-            found, _ = self.engine.forward(part, None, into)
+            outputs, _ = self.engine.forward(part, None, into)
             if ends(part):
                 whole = Outputs(out, lse, entropy, rest)
                 for name, width in (("out", 2), ("lse", 1), ("entropy", 1), ("low", 2)):
                     x = getattr(whole, name)
                     if x is not None:
-                        x[(..., own, slice(None))[: width + 1]] = getattr(found, name)
+                        x[(..., own, slice(None))[: width + 1]] = getattr(outputs, name)
 
         yield from self._queries(compute)
         return Outputs(out, lse, entropy, rest)
@@ -109,12 +109,12 @@ class Rank:
             bias = None if t.bias is None else bias_part(t.bias, *some)
             query = None if t.query is None else t.query[..., own, :]
             along = replace(t, query=query, key=keys.get("tkey"), value=keys.get("tvalue"), bias=bias)
-            found = self.engine.jvp(part, along, _rows(outputs, own))[1]
+            tangents = self.engine.jvp(part, along, _rows(outputs, own))[1]
             if ends(part):
                 for name, width in (("out", 2), ("lse", 1), ("entropy", 1)):
                     x = getattr(d, name)
                     if x is not None:
-                        x[(..., own, slice(None))[: width + 1]] = getattr(found, name)
+                        x[(..., own, slice(None))[: width + 1]] = getattr(tangents, name)
 
         moving = {f"t{name}": x for name in ("key", "value") if (x := getattr(t, name)) is not None}
         yield from self._queries(compute, moving)
@@ -143,10 +143,10 @@ class Rank:
         for n, (number, keys, _) in enumerate(seen):
             for _, later, wanted in seen[n + len(arriving) : n + 2]:  # the next keys are sent while some are computed
                 arriving.append((yield Exchange(local, sight.key_deal, later, wanted)))
-            given = arriving.pop(0)()
+            arrays = arriving.pop(0)()
             for m in np.flatnonzero(live[:, number]).tolist():
                 first, last = not live[m, :number].any(), not live[m, number + 1 :].any()
-                one(m, keys, given, first, last)
+                one(m, keys, arrays, first, last)
         for m in np.flatnonzero(~live.any(axis=1)).tolist():
             one(m, range(0), {name: x[..., :0, :] for name, x in local.items()}, True, True)
 

@@ -62,7 +62,7 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
     ranks, row_tile, key_tile = row_deal.ranks, row_edges[:-1] // TILE, key_edges[:-1] // TILE
     key_step = np.searchsorted(key_starts, key_edges[:-1], "right") - 1
     row_owner, key_owner = row_deal.owners(), key_deal.owners()
-    found = Sight(
+    sight = Sight(
         row_deal,
         key_deal,
         key_steps,
@@ -72,16 +72,16 @@ def sight_of(p: Problem, row_deal: Deal, key_deal: Deal, passes: int = PASSES) -
         tiles=np.zeros((ranks, len(key_starts)), np.int64),
     )
     if not len(row_run) or not len(key_run) or not p.batch or not p.heads:
-        return found
+        return sight
     for band in (range(a, min(a + BAND, len(row_run))) for a in range(0, len(row_run), BAND)):
         r, c = _visible(p, row_edges[band.start : band.stop + 1], key_edges)
         r = r + band.start
         mine, theirs = row_owner[row_run[r]], key_owner[key_run[c]]
-        found.keys[mine, key_tile[c]] = True
-        found.rows[theirs, row_tile[r]] = True
-        found.key_runs[row_run[r], key_step[c]] = True
-        np.add.at(found.tiles, (mine, key_step[c]), 1)
-    return found
+        sight.keys[mine, key_tile[c]] = True
+        sight.rows[theirs, row_tile[r]] = True
+        sight.key_runs[row_run[r], key_step[c]] = True
+        np.add.at(sight.tiles, (mine, key_step[c]), 1)
+    return sight
 
 
 def _visible(p: Problem, rows: Array, keys: Array) -> tuple[Array, Array]:

@@ -17,19 +17,19 @@ def run(programs: Sequence[Program]) -> list[Any]:
     All have to ask for the same exchanges in the same order.
     """
     results: list[Any] = [None] * len(programs)
-    given: list[Any] = [None] * len(programs)
+    answers: list[Any] = [None] * len(programs)
     while True:
         asked: list[Exchange | Transfer] = []
         for rank, program in enumerate(programs):
             try:
-                asked.append(program.send(given[rank]))
+                asked.append(program.send(answers[rank]))
             except StopIteration as end:
                 results[rank] = end.value
         if not asked:
             return results
         if len(asked) < len(programs):
             raise RuntimeError("some ranks ask for an exchange that others do not know")
-        given = [partial(answer, asked, rank) for rank in range(len(programs))]
+        answers = [partial(answer, asked, rank) for rank in range(len(programs))]
 
 
 def answer(asked: Sequence[Any], rank: int) -> Any:

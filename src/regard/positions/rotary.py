@@ -227,10 +227,10 @@ def rope(
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:
     """Return a scaling's frequencies, one for each pair of d features, and its factor."""
-    found = values.function("scaling", scaling, ("dim", "base"))(d, base)
-    if not isinstance(found, tuple) or len(found) != 2 or np.shape(found[0]) != (d // 2,):
-        raise ValueError(f"scaling must return (frequencies of shape ({d // 2},), factor), got {values.shown(found)}")
-    return found
+    scaled = values.function("scaling", scaling, ("dim", "base"))(d, base)
+    if not isinstance(scaled, tuple) or len(scaled) != 2 or np.shape(scaled[0]) != (d // 2,):
+        raise ValueError(f"scaling must return (frequencies of shape ({d // 2},), factor), got {values.shown(scaled)}")
+    return scaled
 
 
 def _positive(scaling: object, *names: str) -> None:

@@ -56,13 +56,13 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     outputs = rounded(p, exact)
     if into is not None and into.low is not None:
         outputs = outputs._replace(low=remainder(exact.out, outputs.out))
-    found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
-    if any(s.name not in found for s in p.observe):
-        P, found = specification.weights(p), specification.statistics(p) | found
+    named: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
+    if any(s.name not in named for s in p.observe):
+        P, named = specification.weights(p), specification.statistics(p) | named
 
     def value(s: Statistic) -> Any:
         arrays = (
-            OF_WEIGHTS[type(s)](p, P, found, s.of) if type(s) in OF_WEIGHTS else (found[s.name], p.extents.distances)
+            OF_WEIGHTS[type(s)](p, P, named, s.of) if type(s) in OF_WEIGHTS else (named[s.name], p.extents.distances)
         )
         rounded = [
             x.astype(np.int64 if part in s.integers else p.compute) for part, x in zip(s.parts, arrays, strict=False)

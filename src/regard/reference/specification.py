@@ -137,7 +137,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
     received = f.P.sum(axis=-2)
     on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.extents.diagonals)]
-    found = {
+    by_name = {
         "lse": f.lse,
         "entropy": f.H,
         "visible": visible,
@@ -149,8 +149,8 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
         "profile": np.stack(on_diagonals, axis=-1) if on_diagonals else received[..., :0],
         "order": np.where(np.take_along_axis(f.visible, order, -1), order, -1),
     }
-    made = {name: x.reshape(p.shape(*x.shape[2:])) for name, x in found.items()}
-    return made | {"group_received": received.reshape(*p.lead, p.kv_heads, p.group, p.n_k).sum(axis=-2)}
+    shaped = {name: x.reshape(p.shape(*x.shape[2:])) for name, x in by_name.items()}
+    return shaped | {"group_received": received.reshape(*p.lead, p.kv_heads, p.group, p.n_k).sum(axis=-2)}
 
 
 def mass(p: Problem, P: Array, rule: Mask) -> Array:
@@ -169,13 +169,13 @@ def renyi(p: Problem, alpha: float, real: Real = np.float64) -> Array:
         total = f.P.sum(axis=-1)
         top = np.where(f.visible, f.logP, -np.inf).max(axis=-1, initial=-np.inf)
         if alpha == 1:
-            found = f.H / total
+            entropy = f.H / total
         elif alpha == np.inf:
-            found = -top
+            entropy = -top
         else:
             powers = np.where(f.visible, np.exp(real(alpha) * (f.logP - top[..., None])), 0).sum(axis=-1)
-            found = (real(alpha) * top + np.log(powers / total)) / (1 - real(alpha))
-    return np.where(f.visible.any(axis=-1), found, 0).reshape(p.shape(p.n_q))
+            entropy = (real(alpha) * top + np.log(powers / total)) / (1 - real(alpha))
+    return np.where(f.visible.any(axis=-1), entropy, 0).reshape(p.shape(p.n_q))
 
 
 def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
@@ -500,7 +500,7 @@ def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
 def unflatten(p: Problem, x: Array, like: Array | None) -> Array | None:
     """Sum a gradient (b, h, ...) into the shape of its input.
 
-    It is the transpose of `flatten`. like: the input.
+    The sum is the transpose of `flatten`. like: the input.
     """
     if like is None:
         return None

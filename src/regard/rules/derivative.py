@@ -189,15 +189,15 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
     def by(leaf: Node) -> Node:
         tangents, last = {leaf: ONE}, leaf
         open_: list[int] = []  # a heap: positions of nodes that depend on the leaf
-        found = set(open_)
+        reached = set(open_)
         while True:
             if not is_zero(tangents[last]):
                 if not open_:  # every path goes through this node
                     tangents[end[last]] = tangents[last]
                     last = end[last]
-                for n in {position[y] for y in users[last]} - found:
+                for n in {position[y] for y in users[last]} - reached:
                     heappush(open_, n)
-                    found.add(n)
+                    reached.add(n)
             if not open_:
                 return tangents.get(node, ZERO)
             last = nodes[heappop(open_)]

@@ -123,7 +123,7 @@ def number(value: Any) -> Node:
 def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
     """List `nodes` and every node that they depend on, operands before users.
 
-    They are in order of first use. ends: tells which nodes' operands to leave out.
+    Order is by first use. ends: True for nodes whose operands are left out.
     """
     done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(list(nodes))]
@@ -168,7 +168,7 @@ def _leaves(node: Node) -> frozenset[str]:
 def reads(*nodes: Node) -> frozenset[str]:
     """Return the names of the leaves that `nodes` depend on.
 
-    They are among "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
+    Names are among "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
 
     >>> from regard.rules import prefix
     >>> sorted(reads(prefix(2).node))

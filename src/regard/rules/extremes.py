@@ -138,8 +138,9 @@ _summaries: WeakKeyDictionary[Table, dict[Any, Extremes]] = WeakKeyDictionary()
 def extremes(table: Table, axis: int, spans: Spans | None = None) -> Extremes:
     """Return the cached `Extremes` along `axis` of a table.
 
-    Its rows are those of the other axes, in row-major order. With spans (first, last) of every index, all rows within
-    them are one; for `axis` its span is all. Summaries of a table take no more memory than itself, or `CACHED` bytes.
+    Rows of a summary are those of the other axes, in row-major order. With spans (first, last) of every index, all rows
+    within them are one; for `axis` its span is all. Summaries of a table take no more memory than itself, or `CACHED`
+    bytes.
     """
     summaries = _summaries.setdefault(table, {})
     summary = summaries.get((axis, spans))

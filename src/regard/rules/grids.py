@@ -176,8 +176,8 @@ def _each(name: str, x: Any, rank: int) -> Sequence[Any]:
 def grid_text(axes: Sequence[Axis]) -> str:
     sizes, kernels, strides, dilations, causals = zip(*axes, strict=True)
     options = (("stride", strides, 1), ("dilation", dilations, 1), ("causal", causals, False))
-    given = [f"{name}={_short(values)}" for name, values, default in options if set(values) != {default}]
-    return f"neighborhood({', '.join([_short(sizes, len(sizes) == 1), _short(kernels), *given])})"
+    settings = [f"{name}={_short(values)}" for name, values, default in options if set(values) != {default}]
+    return f"neighborhood({', '.join([_short(sizes, len(sizes) == 1), _short(kernels), *settings])})"
 
 
 def _short(values: tuple[Any, ...], single: bool | None = None) -> str:

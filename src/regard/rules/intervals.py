@@ -1,6 +1,6 @@
 """Interval arithmetic over index ranges, which bounds the values of an expression.
 
-It is sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap. It is
+Bounds are sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap. It is
 exact for sums of multiples of indices, with repeated indices combined.
 """
 
@@ -38,9 +38,9 @@ class Interval(NamedTuple):
 class Ranges:
     """Index ranges of tiles, (least, greatest) each, both included.
 
-    They are integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float arithmetic,
-    float32 or float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest
-    value there. any_values: integer tables may have any values of their `width`.
+    Bounds are integers or int64 arrays that broadcast. keys: the number of keys of the whole. dtype: of float
+    arithmetic, float32 or float64. dense: None, or a function of a dense array and ranges that returns the least and
+    the greatest value there. any_values: integer tables may have any values of their `width`.
     """
 
     b: Bound = (0, 0)
@@ -105,8 +105,8 @@ def interval(node: Node, ranges: Ranges) -> Interval:
 
 
 def _dense(env: Environment, node: Node) -> Interval:
-    given = env.ranges.dense
-    return Interval(np.asarray(0), np.asarray(1)) if given is None else Interval(*given(node.payload, env.ranges))
+    bounds = env.ranges.dense
+    return Interval(np.asarray(0), np.asarray(1)) if bounds is None else Interval(*bounds(node.payload, env.ranges))
 
 
 # Integers
@@ -162,8 +162,8 @@ def affine(node: Node) -> Affine:
 def _to_affine(node: Node) -> Affine | None:
     """Return the affine sum of a node, or None if it is not a sum of few terms.
 
-    None stands for the node itself, because a cached value must not refer to its key. Terms and factors are limited, or
-    the work on a long chain would grow with its square.
+    In the cache None stands for the node itself, because a cached value must not refer to its key. Terms and factors
+    are limited, or the work on a long chain would grow with its square.
     """
     form = _combined(node) if node.kind == "int" else None
     if form is None or len(form.terms) > TERMS or max(map(abs, [form.constant, *form.terms.values()])) >= 2**128:
@@ -335,7 +335,7 @@ def _rising(
 ) -> Callable[..., Interval]:
     """Return the rule of an increasing function.
 
-    It is defined from `least` on, with values from `floor` on.
+    The function is defined from `least` on, with values from `floor` on.
     """
 
     def rule(env: Environment, node: Node, x: Interval) -> Interval:

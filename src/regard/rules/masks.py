@@ -49,10 +49,7 @@ class Requirement:
 
 @once
 def foreign(node: Node) -> tuple[Any, ...]:
-    """Return the tables and masks of tensors that an expression reads.
-
-    They are in order of first use.
-    """
+    """Return the tables and masks of tensors that an expression reads, in order of first use."""
     read: list[Any] = []
     # Parts of a combination have cached results, so that each link of a long chain does not walk it again.
     for x in order([node], ends=lambda x: has(x, foreign)):
@@ -114,8 +111,8 @@ class Rule:
 class Mask(Rule):
     """A rule for the keys that each query may attend to.
 
-    It composes with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays. Two masks that
-    are built alike are not equal.
+    A mask composes with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays. Two masks
+    that are built alike are not equal.
 
     >>> causal() & window(3) | ~prefix(4)
     causal() & window(3) | ~prefix(4)
@@ -238,9 +235,9 @@ def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
 def mask(function: Callable[..., Any] | Array) -> Mask:
     """Make a mask of a function of (b, h, i, j), which is traced once, here.
 
-    It is also a decorator. An array, aligned right to (..., h, n_q, n_k), becomes a mask with ``& |
-    ~``. It is copied, like an array in ``rule & array``, so later changes of the array do not
-    change the mask.
+    `mask` is also a decorator. An array, aligned right to (..., h, n_q, n_k), becomes a mask with
+    ``& | ~``. The array is copied, like an array in ``rule & array``, so later changes of the array
+    do not change the mask.
 
     Raises TypeError if the function takes other arguments, does not return a boolean expression, or
     branches on a traced value.
@@ -527,5 +524,5 @@ def _document_ids(argument: str, ids: Any) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, Table):
         return f"array of shape {value.shape}"
-    known = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
-    return repr(int(value)) if known else f"array of shape {tuple(np.shape(value))}"
+    concrete = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
+    return repr(int(value)) if concrete else f"array of shape {tuple(np.shape(value))}"

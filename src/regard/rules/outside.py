@@ -40,7 +40,7 @@ def lookups(node: Node) -> tuple[Lookup, ...]:
     if not any(x.op == "gather" and x.payload.bounds == "raise" for x in steps):
         return ()
     needed: dict[Node, Node | None] = {node: None}
-    found = []
+    leaving = []
     for x in reversed(steps):
         here = needed[x]
         for n, arg in enumerate(x.args):
@@ -59,8 +59,8 @@ def lookups(node: Node) -> tuple[Lookup, ...]:
                     build("less", index, literal(0, "int")),
                     build("less", literal(length - 1, "int"), index),
                 )
-                found.append(Lookup(x.payload, axis, index, build("bitwise_or", below, beyond), here))
-    return tuple(found)
+                leaving.append(Lookup(x.payload, axis, index, build("bitwise_or", below, beyond), here))
+    return tuple(leaving)
 
 
 @once
@@ -107,8 +107,8 @@ def check(
             at = _search(what, fault, box, dense, keys, dtype)
             if at is not None:
                 b, h, i, j = (int(x) for x in at)
-                given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
-                entry = int(evaluate([lookup.entry], given)[0])
+                indices = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
+                entry = int(evaluate([lookup.entry], indices)[0])
                 raise ValueError(
                     f"{what}: axis {lookup.axis} is read at {entry}, outside of 0 to "
                     f"{lookup.table.shape[lookup.axis] - 1}, for b = {b}, h = {h}, i = {i}, j = {j}"
@@ -148,8 +148,8 @@ def _search(
     while boxes.shape[-1]:
         if boxes.shape[-1] > MOST:
             raise ValueError(f"{what}: this call is too large to find out whether its index leaves the table; {CLAMP}")
-        found = interval(fault, _ranges(boxes, keys, dtype))
-        lo, hi = (np.broadcast_to(x, boxes.shape[-1:]) for x in found[:2])
+        bounds = interval(fault, _ranges(boxes, keys, dtype))
+        lo, hi = (np.broadcast_to(x, boxes.shape[-1:]) for x in bounds[:2])
         if lo.any():
             return boxes[:, 0, int(lo.argmax())]
         boxes = boxes[..., hi != 0]
@@ -181,8 +181,8 @@ def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
                 some[axis, 0] + np.arange(width)[:, None], some[axis, 1]
             )  # clamped: the last index repeats
             at.append(indices.T.reshape(-1, *(width if n == axis else 1 for n in range(4))))
-        given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
-        wrong = np.broadcast_to(evaluate([fault], given)[0], given.shape)
+        grid = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
+        wrong = np.broadcast_to(evaluate([fault], grid)[0], grid.shape)
         if wrong.any():
             place = np.unravel_index(int(wrong.argmax()), wrong.shape)
             return [np.broadcast_to(x, wrong.shape)[place] for x in at]

@@ -75,11 +75,11 @@ def _of(nodes: Sequence[Node]) -> Program:
         if node.op in slots:
             # A number is a slot of its own; arrays are shared by identity.
             key = id(node) if node.op == "number" else id(node.payload)
-            found = slots[node.op]
-            slot, _ = found.setdefault(key, (len(found), node.payload))
+            payloads = slots[node.op]
+            slot, _ = payloads.setdefault(key, (len(payloads), node.payload))
         position[node] = len(position)
         instructions.append(Instruction(node.op, node.kind, tuple(position[arg] for arg in node.args), slot))
-    numbers, tables, dense = (tuple(value for _, value in found.values()) for found in slots.values())
+    numbers, tables, dense = (tuple(value for _, value in payloads.values()) for payloads in slots.values())
     results = tuple(position[node] for node in nodes)
     signature = [f"table {table.dtype}" for table in tables]
     structure = "\n".join([*signature, *_lines(instructions, results)])
@@ -117,8 +117,8 @@ def rule_from_text(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> No
     for op, kind, operands, slot in steps:
         payload = arrays[op][slot] if op in arrays else slot
         nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
-    found: Node = nodes[result]
-    return found
+    expression: Node = nodes[result]
+    return expression
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def compose(scores: Sequence[Score]) -> Score:
 def score(function: Callable[..., Any]) -> Score:
     """Make a score rule of a function of (s, b, h, i, j), which is traced once, here.
 
-    It is also a decorator. Raises TypeError if the function takes other arguments, returns a
+    `score` is also a decorator. Raises TypeError if the function takes other arguments, returns a
     boolean, or branches on a traced value.
 
     >>> @score

@@ -28,8 +28,8 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
     """Cast `x` to the dtype among the arguments; other arguments have no effect."""
-    for given in (*args, dtype):
-        kind = given if isinstance(given, type) else getattr(given, "dtype", given)
+    for argument in (*args, dtype):
+        kind = argument if isinstance(argument, type) else getattr(argument, "dtype", argument)
         if kind is not None and kind_of(kind) is not None:
             return x.astype(kind)
     return x

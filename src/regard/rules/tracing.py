@@ -78,9 +78,9 @@ class Table:
     @classmethod
     def of(cls, what: str, array: ArrayLike, bounds: Bounds = None) -> Table:
         """Make the table of an array; `what` is its name in errors."""
-        made = object.__new__(Table)
-        made._hold(what, array, bounds)
-        return made
+        table = object.__new__(Table)
+        table._hold(what, array, bounds)
+        return table
 
     def _hold(self, what: str, array: ArrayLike, bounds: Bounds) -> None:
         values = as_array(what, array).copy()
@@ -98,10 +98,10 @@ class Table:
     @classmethod
     def of_device(cls, array: Array, bounds: Bounds = None) -> Table:
         """Make a table of an array on a device, which is neither copied nor read."""
-        made = object.__new__(Table)
+        table = object.__new__(Table)
         for name, value in (("array", array), ("bounds", bounds), ("on_device", True)):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(table, name, value)
+        return table
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("a table is frozen; make a new one with regard.table(array)")
@@ -189,14 +189,14 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = None) -> Tabl
     module = getattr(sys.modules.get("torch"), "nn", None)
     if module is None or not isinstance(array, module.Module):
         raise TypeError(f"table takes the name of an attribute of a torch.nn.Module alone, got {array_type(array)}")
-    made: Table = loaders["torch"]().module_table(array, name, bounds)
-    return made
+    of_module: Table = loaders["torch"]().module_table(array, name, bounds)
+    return of_module
 
 
 def as_table(what: str, value: Any, bounds: Bounds = None) -> Table:
     framework = adapter(value)
-    found: Table = Table.of(what, value, bounds) if framework is None else framework.table(what, value, bounds)
-    return found
+    lookup_table: Table = Table.of(what, value, bounds) if framework is None else framework.table(what, value, bounds)
+    return lookup_table
 
 
 def _operand(value: Any) -> Node:
@@ -258,7 +258,7 @@ def _refuse(message: str) -> Callable[..., NoReturn]:
 class Traced:
     """A value in a rule.
 
-    It takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``.
+    A value takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``.
     """
 
     __slots__ = ("node",)
@@ -393,24 +393,24 @@ class TracedArray(NDArrayOperatorsMixin):
         return elements
 
     def __getitem__(self, indices: Any) -> Any:
-        given = list(indices) if isinstance(indices, tuple) else [indices]
+        indexed = list(indices) if isinstance(indices, tuple) else [indices]
         rank, every = len(self.shape), slice(None)
-        dots = [n for n, index in enumerate(given) if index is Ellipsis]
-        if len(given) - len(dots) > rank or len(dots) > 1:
-            raise TypeError(f"a table of shape {self.shape} takes {rank} indices, got {len(given)}")
-        at = dots[0] if dots else len(given)
-        given[at : at + 1] = [every] * (rank - len(given) + len(dots))
-        kept = [axis for axis, index in enumerate(given) if isinstance(index, slice)]
-        if any(given[axis] != every for axis in kept):
+        dots = [n for n, index in enumerate(indexed) if index is Ellipsis]
+        if len(indexed) - len(dots) > rank or len(dots) > 1:
+            raise TypeError(f"a table of shape {self.shape} takes {rank} indices, got {len(indexed)}")
+        at = dots[0] if dots else len(indexed)
+        indexed[at : at + 1] = [every] * (rank - len(indexed) + len(dots))
+        whole_axes = [axis for axis, index in enumerate(indexed) if isinstance(index, slice)]
+        if any(indexed[axis] != every for axis in whole_axes):
             raise TypeError("a rule takes whole axes of a table with :, not parts; slice the array outside of the rule")
-        if not kept:
-            return self.read(tuple(given))
+        if not whole_axes:
+            return self.read(tuple(indexed))
 
         def read(place: tuple[Any, ...]) -> Any:
-            whole = dict(zip(kept, place, strict=True))
-            return self.read(tuple(whole.get(axis, index) for axis, index in enumerate(given)))
+            whole = dict(zip(whole_axes, place, strict=True))
+            return self.read(tuple(whole.get(axis, index) for axis, index in enumerate(indexed)))
 
-        return TracedArray(tuple(self.shape[axis] for axis in kept), read)
+        return TracedArray(tuple(self.shape[axis] for axis in whole_axes), read)
 
     def reduce(self, fold: Callable[[Any, Any], Any], dim: Any = None, keepdim: bool = False) -> Any:
         """Combine the elements along axes, all if `dim` is None, in order."""
@@ -511,7 +511,7 @@ def _clip(x: Any, low: Any = None, high: Any = None) -> Any:
 def where(condition: Any, a: Any, b: Any) -> Any:
     """Take `a` where the boolean `condition` holds, else `b`, inside of a rule.
 
-    It replaces `if`. The other branch has no influence.
+    `where` replaces `if`. The other branch has no influence.
 
     >>> near = where(Traced(make("i", "int")) > 3, 1.0, 0.0)
     >>> near

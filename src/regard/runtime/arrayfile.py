@@ -72,8 +72,8 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
             raise TypeError(f"{name} has dtype {x.dtype}, which a safetensors file cannot hold")
     ranks = {dtype: rank for rank, dtype in enumerate(NAMES)}
     order = sorted(arrays, key=lambda name: ranks[arrays[name].dtype])
-    known = {name: x for name, x in metadata.items() if name != CHECKSUM}
-    header: dict[str, Any] = {"__metadata__": {CHECKSUM: ZEROS.decode(), **known}}
+    entries = {name: x for name, x in metadata.items() if name != CHECKSUM}
+    header: dict[str, Any] = {"__metadata__": {CHECKSUM: ZEROS.decode(), **entries}}
     end = 0
     for name in order:
         x = arrays[name]
@@ -82,9 +82,9 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     text = len(text).to_bytes(8, "little") + text
-    made = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(made, "xb") as file:
+        with open(partial, "xb") as file:
             file.write(text)
             checksum = crc32(text)
             for name in order:
@@ -94,9 +94,9 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
                     checksum = crc32(content, checksum)
             file.seek(text.index(MARK) + len(MARK))
             file.write(b"%08x" % checksum)
-        made.replace(path)
+        partial.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
@@ -104,11 +104,11 @@ def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
 
     text: the bytes that were already read from it.
     """
-    found = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
+    digest = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
     while piece := file.read(READ):
-        found = crc32(piece, found)
-    if checksum != f"{found:08x}":
-        raise ValueError(f"{path} is damaged: its checksum is {checksum}, and that of its content {found:08x}")
+        digest = crc32(piece, digest)
+    if checksum != f"{digest:08x}":
+        raise ValueError(f"{path} is damaged: its checksum is {checksum}, and that of its content {digest:08x}")
 
 
 def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:

@@ -56,9 +56,9 @@ def directory() -> Path | None:
         return None
     if chosen:
         return Path(chosen)
-    given = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
-    if sys.platform != "darwin" and os.path.isabs(given):
-        return Path(given) / "regard"
+    root = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    if sys.platform != "darwin" and os.path.isabs(root):
+        return Path(root) / "regard"
     try:
         home = Path.home()
     except RuntimeError:  # neither HOME nor an entry for this user
@@ -70,7 +70,7 @@ def directory() -> Path | None:
 def read(path: Path) -> bytes | None:
     """Return the contents of a cached file.
 
-    None if it does not exist, if it is not whole, or if others could have changed it.
+    The result is None if the file does not exist, is not whole, or could have been changed by others.
     """
     try:
         with _opened(path.parent) as folder, os.fdopen(_open(path, os.O_RDONLY, folder), "rb") as file:

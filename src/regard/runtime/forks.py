@@ -79,10 +79,10 @@ def _after() -> None:
 def _in_child() -> None:
     _after()
     for owner, names in list(_renewed.values()):
-        found = owner()
-        if found is not None:
+        living = owner()
+        if living is not None:
             for name, make in names.items():
-                setattr(found, name, make())
+                setattr(living, name, make())
 
 
 if hasattr(os, "register_at_fork"):
@@ -92,7 +92,7 @@ if hasattr(os, "register_at_fork"):
 class cached_property(Generic[T]):
     """A property computed once, as `functools.cached_property` of Python 3.12.
 
-    That of 3.11 has a lock for all instances. Threads wait for it, and a child may find it locked.
+    The property of Python 3.11 has a lock for all instances. Threads wait for it, and a child may find it locked.
     """
 
     def __init__(self, function: Callable[[Any], T]):

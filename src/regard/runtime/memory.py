@@ -101,13 +101,13 @@ def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: boo
     block, used = _taken(length), True
     if block is None:
         block, used = PoolBlock(length, whole), False
-    made: Array = np.ndarray(shape, dtype, block.pages, block.first)
+    array: Array = np.ndarray(shape, dtype, block.pages, block.first)
     if used and zero:
         np.ndarray(size, np.uint8, block.pages, block.first)[:] = 0
     _track(_TRACED, block.address, size)
-    lease = _leases[block.address] = _Lease(made, _returned)
+    lease = _leases[block.address] = _Lease(array, _returned)
     lease.block, lease.pooled = block, keep
-    return made
+    return array
 
 
 def pooled() -> bool:

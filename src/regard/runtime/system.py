@@ -18,30 +18,30 @@ def memory() -> tuple[int, str] | None:
 
     The source is "this machine" or "its control group". None if neither is known.
     """
-    found: list[tuple[int, str]] = []
+    limits: list[tuple[int, str]] = []
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf, and a browser no such names
         pages, size = -1, -1
     if pages > 0 and size > 0:
-        found.append((pages * size, "this machine"))
+        limits.append((pages * size, "this machine"))
     for group, unified in _groups("memory"):
         text = _read(group / ("memory.max" if unified else "memory.limit_in_bytes"))
         if text.isdecimal():  # "max" is no limit
-            found.append((int(text), "its control group"))
-    return min(found, default=None)
+            limits.append((int(text), "its control group"))
+    return min(limits, default=None)
 
 
 @cache
 def quota() -> int | None:
     """Return the CPU quota of a control group in processors, rounded up, or None."""
-    found = []
+    quotas = []
     for group, unified in _groups("cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         words = " ".join(_read(group / name) for name in names).split()
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" and −1: none
-            found.append(max(-(-int(words[0]) // int(words[1])), 1))
-    return min(found, default=None)
+            quotas.append(max(-(-int(words[0]) // int(words[1])), 1))
+    return min(quotas, default=None)
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, bool]]:

@@ -57,9 +57,9 @@ def set_num_threads(n: int) -> None:
 def num_threads() -> int:
     """Return the number of threads that a call may use.
 
-    It is set by `set_num_threads`, else by OMP_NUM_THREADS, else it is the number of processors
-    that this process may run on. A CPU quota of its control group, as containers have, limits that
-    to quota / period, rounded up. In a browser it is 1.
+    `set_num_threads` sets the number, else OMP_NUM_THREADS, else the processors that this process
+    may run on. A CPU quota of its control group, as containers have, limits that to quota / period,
+    rounded up. In a browser it is 1.
     """
     if _chosen is not None:
         return _chosen
@@ -197,7 +197,7 @@ class _WorkQueue:
     def close(self) -> None:
         """Let no more helpers in, and wait until those inside have left.
 
-        They use the caller's memory. An exception from a signal's handler meanwhile is recorded,
+        Helpers use the caller's memory. An exception from a signal's handler meanwhile is recorded,
         and raised afterwards.
         """
         while True:
@@ -319,8 +319,8 @@ class _ScratchMemory:
 class Scratch:
     """Memory of one call, `size` bytes for each thread that requests its `address`.
 
-    It begins on a cache line. A thread caches its memory for later calls, which find it mapped and
-    in cache.
+    Each address begins on a cache line. A thread caches its memory for later calls, which find it
+    mapped and in cache.
     """
 
     def __init__(self, size: int):
@@ -379,10 +379,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    """Return the controller of BLAS threads.
-
-    None without threadpoolctl, as in a browser.
-    """
+    """Return the controller of BLAS threads, or None without threadpoolctl, as in a browser."""
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:

@@ -57,8 +57,8 @@ def changes_nothing(x: torch.Tensor) -> bool:
 
 def overriding(given: Iterable[Any]) -> list[torch.Tensor]:
     """Return those of such tensors whose class is to make the results its own, by `__torch_function__`."""
-    found = [x for x in given if isinstance(x, torch.Tensor) and changes_nothing(x)]
-    return [x for x in found if type(x).__torch_function__ is not no_torch_function] if functions_overridden() else []
+    tensors = [x for x in given if isinstance(x, torch.Tensor) and changes_nothing(x)]
+    return [x for x in tensors if type(x).__torch_function__ is not no_torch_function] if functions_overridden() else []
 
 
 def concrete(x: torch.Tensor) -> bool:
@@ -93,7 +93,7 @@ def together(given: Mapping[Any, torch.Tensor]) -> None:
 def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
     """Return a one-element array broadcast to a shape, to check a tensor by.
 
-    It has the dtype of the tensor, and by default its shape.
+    The array has the dtype of the tensor, and by default its shape.
     """
     return np.broadcast_to(np.empty((), NUMPY[x.dtype]), sizes(x) if shape is None else shape)
 

@@ -110,6 +110,6 @@ def legacy_batch(args: Sequence[Any]) -> LegacyBatch | None:
         whole = [None if x is None else legacy_vmap_unwrap(x, level, 0, 0) for x in args[1:]]
         mapped = [x is not None and len(x) > 0 for x in whole]
         if any(mapped):
-            given = [x if m else y for x, y, m in zip(whole, args[1:], mapped, strict=True)]
-            return LegacyBatch(given, mapped, level, depth)
+            unwrapped = [x if m else y for x, y, m in zip(whole, args[1:], mapped, strict=True)]
+            return LegacyBatch(unwrapped, mapped, level, depth)
     return None

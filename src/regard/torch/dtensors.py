@@ -73,11 +73,11 @@ def placement_of(operands: dict[str, Any], layout: str) -> Placement:
     if query.ndim < 3:
         raise ValueError(f"query must have a head axis as a DTensor, got shape {tuple(query.shape)}")
     sequence, heads = (-3, -2) if layout == "bnhd" else (-2, -3)
-    found = [dims_of(name, x, sequence % x.ndim) for name, x in operands.items()]
-    for (name, x), dims in zip(operands.items(), found, strict=True):
-        if dims != found[0]:
+    split = [dims_of(name, x, sequence % x.ndim) for name, x in operands.items()]
+    for (name, x), dims in zip(operands.items(), split, strict=True):
+        if dims != split[0]:
             raise ValueError(f"{name} must be placed as query is, {query.placements}, got {x.placements}")
-    placement = Placement(query.device_mesh, query.placements, found[0], sequence % query.ndim, heads % query.ndim)
+    placement = Placement(query.device_mesh, query.placements, split[0], sequence % query.ndim, heads % query.ndim)
     for name, x in operands.items():
         ranks = prod(placement.mesh.size(n) for n, dim in enumerate(placement.dims) if dim == placement.heads)
         if x.shape[heads] % ranks:
@@ -114,14 +114,14 @@ def distributed(
         raise ValueError('regard.attention of DTensors observes "lse" and "entropy" alone')
     operands = dict(zip(NAMES, (query, key, value), strict=True))
     where = placement_of(operands, options.get("layout") or "bhnd")
-    given = local_options(where, operands, options)
+    local_arguments = local_options(where, operands, options)
     local = [x.to_local() for x in operands.values()]
-    given |= {"engine": engine, "observe": observe}
+    local_arguments |= {"engine": engine, "observe": observe}
     if where.over is None:
-        results = attention(*local, **given)
+        results = attention(*local, **local_arguments)
     else:
         cp = parallel_of(where.mesh.get_group(where.over), query.shape[where.sequence])
-        results = cp.attention(*local, return_weights=False, **given)
+        results = cp.attention(*local, return_weights=False, **local_arguments)
     out, *seen = results if isinstance(results, tuple) else (results,)
     shape = (*query.shape[:-1], value.shape[-1])
     placed_out = placed(out, where, where.placements, shape)

@@ -1,7 +1,7 @@
 """Public functions made of PyTorch's own operations and of attention.
 
-They differentiate as those do. `torch.compile` cannot follow their checks, which see NumPy arrays: in its graph each is
-one call, which is traced with its tensors afterwards.
+Functions differentiate as PyTorch's operations do. `torch.compile` cannot follow their checks, which see NumPy arrays:
+in its graph each is one call, which is traced with its tensors afterwards.
 """
 
 from typing import Any

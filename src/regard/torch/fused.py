@@ -120,7 +120,7 @@ def answers(operands: list[Tensor], mask: Tensor | None, bias: Tensor | None) ->
 class FusedFunction(torch.autograd.Function):
     """A fused function: (settings, ours, query, key, value, bias, mask) → out (..., h, n_q, d_v).
 
-    Its backward is the library's. Where that is to be differentiated, it is the backward of ours.
+    The backward is the library's. Where that is to be differentiated, it is the backward of ours.
     """
 
     @staticmethod
@@ -138,14 +138,14 @@ class FusedFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *ct: Any) -> Any:
-        given, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        operands, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
         again = torch.is_grad_enabled()
         inner, out = ctx.inner, ctx.out
         if again:
-            inner = given
-            q, k, v, bias, mask = given
+            inner = operands
+            q, k, v, bias, mask = operands
             options = {"causal": ctx.settings["is_causal"], "scale": ctx.settings["scale"], "bias": bias, "mask": mask}
             out = ctx.ours(q, k, v, **options)
         varying = [x for x, need in zip(inner, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(out, varying, ct[0], create_graph=again, retain_graph=True))
-        return None, None, *(next(found) if need else None for need in needed)
+        gradients = iter(torch.autograd.grad(out, varying, ct[0], create_graph=again, retain_graph=True))
+        return None, None, *(next(gradients) if need else None for need in needed)

@@ -137,7 +137,7 @@ quiet: set[type] = {DeviceContext}
 class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
     """Base of autograd functions whose `apply` serves one level of transforms.
 
-    That of torch.autograd.Function hands the call to the transforms, in some versions before a subclass can decide.
+    `apply` of torch.autograd.Function hands the call to the transforms, in some versions before a subclass can decide.
     Then the kernel of an operation, which applies its function, would call itself.
     """
 
@@ -236,7 +236,7 @@ def tracing() -> bool:
 def transformed() -> bool:
     """Return True if a transform is active.
 
-    It may need a derivative of tensors that require no grad.
+    A transform may need a derivative of tensors that require no grad.
     """
     return bool(forward_ad._current_level >= 0 or transforms_active())  # without the first: zero tangents
 
@@ -264,7 +264,7 @@ def symbolic(*tensors: torch.Tensor) -> bool:
 def sizes(x: torch.Tensor) -> tuple[Any, ...]:
     """Return the shape; while torch.jit.trace makes tensors of sizes, as numbers.
 
-    Its warning about that is silenced, since the sizes are only checked.
+    The warning of a trace is silenced, since the sizes are only checked.
     """
     if jit_state() is None:
         return tuple(x.shape)

@@ -147,7 +147,7 @@ class ContextParallel:
     def shard(self, x: torch.Tensor, dim: int = -2) -> torch.Tensor:
         """Return this rank's rows of a tensor that every rank has whole, such as token ids or position ids.
 
-        Its gradient is in this rank's rows alone.
+        The gradient is in this rank's rows alone.
         """
         self.length = x.shape[dim]
         at = torch.from_numpy(self.deal.positions(self.rank)).to(x.device)
@@ -176,10 +176,10 @@ class ContextParallel:
         prepare = partial(self.call, query, key, value, return_weights, observe, engine, options)
         call = self.agreed(prepare, lambda x: x.header)
         self.calls += 1
-        found = applied(call.call, *call.inputs)
-        results: list[Any] = [found[0]]
+        computed = applied(call.call, *call.inputs)
+        results: list[Any] = [computed[0]]
         if call.observe:
-            results.append(seen_of(call.observe, found))
+            results.append(seen_of(call.observe, computed))
         return results[0] if len(results) == 1 else tuple(results)
 
     def call(self, query: Any, key: Any, value: Any, weights: bool, observe: Any, engine: Any, options: Any) -> Call:
@@ -235,15 +235,15 @@ class ContextParallel:
 
     def run(self, program: Program) -> Any:
         """Run this rank's program; return its result."""
-        given: Any = None
+        answer: Any = None
         while True:
             try:
-                asked = program.send(given)
+                asked = program.send(answer)
             except StopIteration as end:
                 self.sent()
                 return end.value
             with without_transforms():
-                given = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
+                answer = self.exchanged(asked) if isinstance(asked, Exchange) else self.transferred(asked)
 
     def transferred(self, x: Transfer) -> Callable[[], dict[int, list[Array]]]:
         """Begin to send arrays to other ranks; return what waits for theirs."""

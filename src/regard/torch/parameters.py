@@ -28,10 +28,10 @@ class Place(NamedTuple):
     @property
     def owner(self) -> torch.nn.Module:
         """The module; raises ReferenceError if it was deleted."""
-        found = self.module()
-        if found is None:
+        module = self.module()
+        if module is None:
             raise ReferenceError(f"a rule reads {self.name!r} of a module that was deleted")
-        return found
+        return module
 
     @property
     def tensor(self) -> Any:

@@ -59,8 +59,8 @@ def rank_call(cp: "ContextParallel", arguments: "TensorArguments", engine: str |
     ranks = RankCalls(cp)
     call = TensorCall(arguments.options, tuple(floats), tuple(others), engine, low=low, ranks=ranks)
     # What a transform wraps is not compared: it cannot be read.
-    known = [values(x) if concrete(x) else unread(x) for x in inputs]
-    header = ranks.on(call, known, "forward").header
+    arrays = [values(x) if concrete(x) else unread(x) for x in inputs]
+    header = ranks.on(call, arrays, "forward").header
     grad = torch.is_grad_enabled(), *(x.requires_grad for x in inputs)
     return Call(call, inputs, arguments.observe, header | {"requires_grad": grad})
 
@@ -80,10 +80,10 @@ class RankCalls:
         """Return the call of an engine's `function` on this rank's arrays."""
         if call.folded:
             raise NotImplementedError("regard.attention inside of context_parallel does not know torch.vmap")
-        given = dict(zip(call.inputs, arrays, strict=True))
-        options, tables = bound(call, given)
-        layout = Layout.of(given["query"], options.pop("layout"))
-        operands = tuple(layout.to_bhnd(given[name]) for name in ("query", "key", "value"))
+        inputs = dict(zip(call.inputs, arrays, strict=True))
+        options, tables = bound(call, inputs)
+        layout = Layout.of(inputs["query"], options.pop("layout"))
+        operands = tuple(layout.to_bhnd(inputs[name]) for name in ("query", "key", "value"))
         n = self.cp.deal.n
         whole = (np.broadcast_to(np.empty((), x.dtype), (*x.shape[:-2], n, x.shape[-1])) for x in operands)
         p = problem_from(*whole, **options)
@@ -98,9 +98,9 @@ class RankCall(ArrayCall):
     """A call of one rank with its arrays; its problem is the whole call."""
 
     def forward(self) -> list[Array]:
-        found = self.ranks.forward(self.problem, self.call.low)
-        low = [self.layout.from_bhnd(found.low)] if found.low is not None else []
-        return [*self.to_caller(found), *low]
+        outputs = self.ranks.forward(self.problem, self.call.low)
+        low = [self.layout.from_bhnd(outputs.low)] if outputs.low is not None else []
+        return [*self.to_caller(outputs), *low]
 
     @property
     def ranks(self) -> "RankEngine":
@@ -136,8 +136,8 @@ class RankEngine:
         return Rank(p, self.local, self.planned(p, sight_of), self.cp.rank, *map(np.ascontiguousarray, self.operands))
 
     def forward(self, p: Problem, low: bool) -> Outputs:
-        found: Outputs = self.cp.run(self.rank(p).forward(low))
-        return found
+        outputs: Outputs = self.cp.run(self.rank(p).forward(low))
+        return outputs
 
     def backward(self, p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
         self.agree("backward", outputs, given(ct))
@@ -195,15 +195,15 @@ def transferred(x: Transfer, group: Any) -> tuple[dict[int, list[Array]], list[A
 
     Until others have what was sent to them it must not change.
     """
-    found = {owner: [np.empty(*form) for form in forms] for owner, forms in x.expected.items()}
+    parts = {owner: [np.empty(*form) for form in forms] for owner, forms in x.expected.items()}
     sent = {to: [np.ascontiguousarray(a) for a in arrays] for to, arrays in x.sent.items()}
     receiving = [
-        dist.irecv(tensor(a), group=group, group_src=rank) for rank, arrays in found.items() for a in arrays if a.size
+        dist.irecv(tensor(a), group=group, group_src=rank) for rank, arrays in parts.items() for a in arrays if a.size
     ]
     sending = [
         dist.isend(tensor(a), group=group, group_dst=rank) for rank, arrays in sent.items() for a in arrays if a.size
     ]
-    return found, receiving, sending
+    return parts, receiving, sending
 
 
 def rule_text(rule: Any) -> str:
@@ -228,7 +228,7 @@ TEXTS: dict[str, Callable[[Any], Any]] = {
 def digest(x: Array) -> str:
     """Return a digest of an array's shape and contents.
 
-    It is cached: of a tensor until that changes in place, and of an array as long as it lives.
+    Digests are cached: of a tensor until that changes in place, and of an array as long as it lives.
     """
     owner: Any = x
     while isinstance(owner.base, np.ndarray):
@@ -236,9 +236,9 @@ def digest(x: Array) -> str:
     owner = getattr(owner.base, "tensor", owner)
     version = owner._version if isinstance(owner, torch.Tensor) else 0
     key = x.ctypes.data, x.shape, x.strides, x.dtype.str, version
-    known = _digests.get(key)
-    if known is None or known[0]() is not owner:
+    cached = _digests.get(key)
+    if cached is None or cached[0]() is not owner:
         text = hashlib.sha256(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data).hexdigest()
         insert(_digests, key, (ref(owner), text), DIGESTS)
         return text
-    return known[1]
+    return cached[1]

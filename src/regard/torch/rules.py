@@ -95,8 +95,8 @@ class TensorTable(Table):
         x = self._tensor
         if x is None or not concrete(x):
             return None
-        found = values(x, there=True)
-        return found if device_of(found) is None else None  # to read those of a device, the host would wait
+        array = values(x, there=True)
+        return array if device_of(array) is None else None  # to read those of a device, the host would wait
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ class TensorTable(Table):
 class ModuleTable(TensorTable):
     """A table with the values that an attribute of a module has at the time of the call (see `regard.table`).
 
-    Its shape is that of the attribute when the table was made.
+    The table has the shape of the attribute when the table was made.
     """
 
     __slots__ = ()
@@ -191,7 +191,7 @@ def same_bits(a: Array, b: Array) -> bool:
 class TensorMask:
     """A dense mask given as a tensor, aligned right to (..., h, n_q, n_k).
 
-    Its values are known only in the call.
+    Values are known only in the call.
     """
 
     from_tensor: ClassVar[bool] = True
@@ -255,7 +255,7 @@ def constant(what: str, x: torch.Tensor) -> Array:
 def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
     """Return a tensor mask as a `TensorMask`, an input of the call, or as an array.
 
-    It is an array if its values are read now: integers, and frozen masks, which later changes do not change.
+    A mask becomes an array if its values are read now: integers, and frozen masks, which later changes do not change.
     """
     x = checked(argument, x)
     if (frozen or x.dtype is not torch.bool) and concrete(x) and x.is_cpu:

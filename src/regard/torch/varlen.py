@@ -73,7 +73,7 @@ def varlen_attention(
 def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attend within the sequences of jagged nested tensors.
 
-    These are of `torch.nested`, with layout=torch.jagged. query (sequences, h, n_q*, d), key
+    The tensors are of `torch.nested`, with layout=torch.jagged. query (sequences, h, n_q*, d), key
     (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred lengths
     differ. For (n, h, d) each, it is `torch.nested.nested_tensor([...], layout=torch.jagged)` with
     dimensions 1 and 2 transposed. The options are those of `varlen_attention`, except those that
@@ -96,10 +96,10 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     if not torch.equal(ends[1], ends[2]):
         raise ValueError("key and value must have the same lengths")
     out = varlen_attention(packed[0], packed[1], packed[2], ends[0], ends[1], **options)
-    given: Any = query
-    if given.lengths() is not None:
-        out = _with_holes(out, given)
-    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, given.offsets(), given.lengths())
+    nested: Any = query
+    if nested.lengths() is not None:
+        out = _with_holes(out, nested)
+    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, nested.offsets(), nested.lengths())
     return jagged.transpose(1, 2)
 
 

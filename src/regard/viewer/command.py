@@ -71,7 +71,7 @@ def _serve(
 ) -> None:
     """Serve the page until it is interrupted.
 
-    It opens before a model has run, and says how far that is. What cannot fail is made meanwhile too.
+    The page opens before a model has run, and says how far the run is. What cannot fail is made meanwhile too.
     """
     from regard.viewer.serve.server import Viewer, bound
 
@@ -164,18 +164,18 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
 
 def _of_arrays(arguments: Namespace, mask: Mask | None) -> Scene:
     """Return the scene of queries and keys in files, or of weights."""
-    found = inputs.operands(arguments.arrays, needed=("query", "key"), instead="weights")
+    operands = inputs.operands(arguments.arrays, needed=("query", "key"), instead="weights")
     named: dict[str, Any] = {
-        name: [str(token) for token in found[name]] for name in ("tokens", "key_tokens") if name in found
+        name: [str(token) for token in operands[name]] for name in ("tokens", "key_tokens") if name in operands
     }
     named["name"] = ", ".join(path.name for path in arguments.arrays)
-    if "query" in found:
-        options: dict[str, Any] = {"lse": found.get("lse"), "sink": found.get("sink")}
+    if "query" in operands:
+        options: dict[str, Any] = {"lse": operands.get("lse"), "sink": operands.get("sink")}
         options |= {"causal": arguments.causal, "mask": mask}
-        return sources.arrays(found["query"], found["key"], found.get("value"), **named, **options)
+        return sources.arrays(operands["query"], operands["key"], operands.get("value"), **named, **options)
     if arguments.causal or mask is not None:
         raise ValueError("--causal and --window go with queries and keys: weights follow their rules already")
-    return weights(found["weights"], **named)
+    return weights(operands["weights"], **named)
 
 
 def _text(arguments: Namespace) -> str | None:
@@ -185,12 +185,12 @@ def _text(arguments: Namespace) -> str | None:
     """
     if arguments.given is not None and arguments.text is not None:
         raise ValueError("give TEXT or --text, not both")
-    given = arguments.text if arguments.given is None else arguments.given
+    text = arguments.text if arguments.given is None else arguments.given
     what = {"--arrays": arguments.arrays, "--capture": arguments.capture, "--model": arguments.model}
     named = [name for name, value in what.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"give {named[0]} or {named[1]}, not both")
-    if (given is not None or arguments.file is not None) and named and named != ["--model"]:
+    if (text is not None or arguments.file is not None) and named and named != ["--model"]:
         raise ValueError(f"a text does not go with {named[0]}, where all was read already")
     if arguments.model is None:
         inputs.require_model(arguments.dtype)
@@ -198,7 +198,7 @@ def _text(arguments: Namespace) -> str | None:
             raise ValueError("--image goes with --model: it is a picture for a model to read")
     if arguments.arrays is None and (arguments.causal or arguments.window is not None):
         raise ValueError("--causal and --window go with --arrays: models have rules of their own")
-    return inputs.text(given, arguments.file)
+    return inputs.text(text, arguments.file)
 
 
 def _number(text: str | None) -> int | str | None:

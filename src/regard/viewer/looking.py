@@ -86,8 +86,8 @@ def look(
     """
     from regard.viewer.serve.saving import Still, single, targets
 
-    given = [save] if isinstance(save, str | Path) else save or []
-    paths = [target for path in given for target in targets(Path(path))]
+    files = [save] if isinstance(save, str | Path) else save or []
+    paths = [target for path in files for target in targets(Path(path))]
     every = partial(
         scenes_of if paths else scenes_of_page, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens,
         key_tokens=key_tokens, lse=lse, weights=weights, image=image, **options,
@@ -144,13 +144,13 @@ def scenes_of(
     if (weights := options.pop("weights", None)) is not None:
         others = {"what": what, "key": key, "value": value, "text": text, "tokenizer": tokenizer, "image": image}
         return (_of_weights(weights, others | options),)
-    given = {name for name, x in options.items() if x is not None}
+    names = {name for name, x in options.items() if x is not None}
     arrays = key is not None
     if arrays and text is not None:
         raise TypeError("text is for models: name what arrays attend to by tokens=")
     if not arrays:
-        if given:
-            raise TypeError(f"{', '.join(sorted(given))} goes with query and key: look(query, key, ...)")
+        if names:
+            raise TypeError(f"{', '.join(sorted(names))} goes with query and key: look(query, key, ...)")
         if value is not None:
             raise TypeError("value was given without key: look(query, key, value)")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())

@@ -45,7 +45,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 DEVICES, NAMED_ONLY, SKIPS_TILES = False, False, True
-WIDEST = 1024
+WIDEST = 1024  # features; tested in every dtype up to here, and nothing in the kernels ends there
 LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 KNOWS = KNOWS_PARTS
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
@@ -85,7 +85,7 @@ def _length(node: Node) -> int:
     except sums with constants.
     """
     varies: dict[Node, int] = {}  # a bit for each derivative that is not 0
-    derivatives = made = 0
+    derivatives = derivative_count = 0
     for x in order([node]):
         bits = shared = 0
         if x.op == "s" or (x.op == "gather" and x.kind == "float"):
@@ -93,9 +93,9 @@ def _length(node: Node) -> int:
         elif x.kind == "float":
             for arg in x.args:
                 bits, shared = bits | varies[arg], bits & varies[arg]
-            made += (shared if x.op in ("add", "subtract") else bits).bit_count()
+            derivative_count += (shared if x.op in ("add", "subtract") else bits).bit_count()
         varies[x] = bits
-    return len(varies) + made
+    return len(varies) + derivative_count
 
 
 @functools.cache
@@ -203,8 +203,8 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
     from regard.engines.cpu.target.instructions import chosen
 
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
-    found = second_pass(p, chosen(), lse, (mass, largest))
-    return found[mass], found[largest]
+    pooled_maps = second_pass(p, chosen(), lse, (mass, largest))
+    return pooled_maps[mass], pooled_maps[largest]
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:

@@ -97,8 +97,8 @@ class DeviceCall:
 
     def constant(self, x: Any) -> Tensor:
         """Return the tensor of a table without a derivative, or of a dense array."""
-        found = tensor_on(getattr(x, "array", x), self.device)
-        return found.to(self.real) if found.is_floating_point() else found
+        on_device = tensor_on(getattr(x, "array", x), self.device)
+        return on_device.to(self.real) if on_device.is_floating_point() else on_device
 
     def blocks(self, rows: range | None = None) -> Iterator[Block]:
         """Yield blocks of rows in ascending order, by default of all.
@@ -168,9 +168,9 @@ class DeviceCall:
 
     def tangents(self, block: Block, t: Differential) -> list[Tensor | None]:
         """Return the parts of tangents in the order of `trained`; zeros for None where 0 · NaN counts."""
-        given = [getattr(t, n) if isinstance(n, str) else t.tables.get(n) for n in self.trained]
+        along = [getattr(t, n) if isinstance(n, str) else t.tables.get(n) for n in self.trained]
         missing = {n: None if self.formula.finite else torch.zeros_like(self.x[n]) for n in self.trained}
-        whole = [missing[n] if x is None else self.of_sums(x) for n, x in zip(self.trained, given, strict=True)]
+        whole = [missing[n] if x is None else self.of_sums(x) for n, x in zip(self.trained, along, strict=True)]
         return [None if x is None else block.part(n, x) for n, x in zip(self.trained, whole, strict=True)]
 
     def cotangents(self, block: Block, ct: Outputs) -> list[Tensor | None]:
@@ -187,9 +187,9 @@ class DeviceCall:
         return np.empty(shape, dtype) if self.p.device is None else empty_on(self.p.device, shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        found = self.empty(shape, dtype)
-        tensor(found).zero_()
-        return found
+        array = self.empty(shape, dtype)
+        tensor(array).zero_()
+        return array
 
     def write(self, to: Array, block: Block, x: Tensor) -> None:
         """Write (b, h, i, *tail) of a block to its rows of (..., h, n_q, *tail)."""
@@ -210,13 +210,13 @@ class GradientSums:
 
     def result(self) -> Differential:
         """Return each sum in the dtype of its input."""
-        p, found = self.call.p, {}
+        p, gradients = self.call.p, {}
         for n, total in self.sums.items():
             like = n if not isinstance(n, str) else getattr(p, n)
-            found[n] = self.call.empty(tuple(like.shape), like.dtype)
-            tensor(found[n]).copy_(total)
-        named = {n: x for n, x in found.items() if isinstance(n, str)}
-        return Differential(**named, tables={n: x for n, x in found.items() if not isinstance(n, str)})
+            gradients[n] = self.call.empty(tuple(like.shape), like.dtype)
+            tensor(gradients[n]).copy_(total)
+        named = {n: x for n, x in gradients.items() if isinstance(n, str)}
+        return Differential(**named, tables={n: x for n, x in gradients.items() if not isinstance(n, str)})
 
 
 def union(a: range, b: range) -> range:

@@ -34,8 +34,8 @@ def gradients(y: Tensors, x: Tensors, ct: Given, again: bool = True) -> Tensors:
     if not wanted:
         return zeros(x)
     y, ct = zip(*wanted, strict=True)
-    found: Tensors = torch.autograd.grad(y, x, ct, create_graph=again, allow_unused=True, materialize_grads=True)
-    return found
+    derived: Tensors = torch.autograd.grad(y, x, ct, create_graph=again, allow_unused=True, materialize_grads=True)
+    return derived
 
 
 def zeros(like: Tensors) -> Tensors:
@@ -100,10 +100,10 @@ def following(p: Problem, lse: Array, seen: dict[Any, Any], rows: range | None) 
         return host(device.weights(q, lse, rows, cols))
 
     sums = ForwardSums(p, host(lse), again, coarse, part)
-    found = {s: x for s, x in complete(basics, sums).items() if s not in seen}
+    statistics = {s: x for s, x in complete(basics, sums).items() if s not in seen}
     if p.device is None:
-        return found
-    return {s: each_array(x, lambda y: array(torch.from_numpy(y).to(p.device))) for s, x in found.items()}
+        return statistics
+    return {s: each_array(x, lambda y: array(torch.from_numpy(y).to(p.device))) for s, x in statistics.items()}
 
 
 def write(call: DeviceCall, outputs: Outputs, block: Any, parts: Given) -> None:
@@ -147,8 +147,8 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
             S = block.scores(call.parts(block), block.at)[0]
             P = torch.exp(S - of_rows[..., block.slice(block.rows), None])
             sums.add(block, torch.where(S == -torch.inf, 0, P), S)
-        found = sums.results()
-    return found[mass], found[largest]
+        statistics = sums.results()
+    return statistics[mass], statistics[largest]
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
@@ -192,8 +192,8 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
 
 def along(p: Problem, outputs: Outputs, t: Differential, u: Differential | None = None) -> Outputs:
     """Return the tangents of the outputs along t, or the tangents along u of those."""
-    given = [x for d in (t, u) if d is not None for x in (d.query, d.key, d.value)]
-    call = DeviceCall(p, outputs.entropy is not None, given)
+    tangents_in = [x for d in (t, u) if d is not None for x in (d.query, d.key, d.value)]
+    call = DeviceCall(p, outputs.entropy is not None, tangents_in)
     entropy = None if outputs.entropy is None else call.empty(p.shape(p.n_q), p.compute)
     tangents = Outputs(p.new_output(), call.empty(p.shape(p.n_q), p.compute), entropy)
     with computing(call.device, derivatives=True):

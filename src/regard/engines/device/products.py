@@ -1,7 +1,7 @@
 """The softmax of scores, and products over visible pairs: autograd functions whose derivatives are made of each other.
 
-So PyTorch differentiates them to any order. The products are for calls whose operands are not all finite, where 0 · NaN
-must not reach a result; other calls multiply matrices. w: (..., i, j), y: (..., i, c), x: (..., j, c).
+PyTorch differentiates the functions to any order. The products are for calls whose operands are not all finite, where 0
+· NaN must not reach a result; other calls multiply matrices. w: (..., i, j), y: (..., i, c), x: (..., j, c).
 """
 
 import math

@@ -50,8 +50,8 @@ def tensor_on(x: Any, device: torch.device) -> Tensor:
     if device_of(x) is None:
         x = x.astype(np.int64, copy=False) if x.dtype.kind in "iu" else x
         x = x if x.flags.writeable and min(x.strides, default=0) >= 0 and x.dtype.isnative else np.array(x)
-    found = tensor(x).to(device)
-    return found if found.is_floating_point() or found.dtype is torch.bool else found.long()
+    moved = tensor(x).to(device)
+    return moved if moved.is_floating_point() or moved.dtype is torch.bool else moved.long()
 
 
 def _integer(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -118,8 +118,8 @@ def evaluate(
 class RuleValue(torch.autograd.Function):
     """The value of a rule in the shape of s: (rule, visible, b, h, i, j, s, *arrays) → (b, h, i, j).
 
-    It is differentiable in s and in the tables that train. Derivatives are 0 where `visible` is not set or the value is
-    −∞, whatever those of the rule are. They are rules themselves, so all orders follow.
+    The value is differentiable in s and in the tables that train. Derivatives are 0 where `visible` is not set or the
+    value is −∞, whatever those of the rule are. They are rules themselves, so all orders follow.
     """
 
     @staticmethod
@@ -130,21 +130,21 @@ class RuleValue(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.rule, visible, *given = inputs
+        ctx.rule, visible, *operands = inputs
         visible = visible & (output != -torch.inf)
-        ctx.save_for_backward(visible, *given)
+        ctx.save_for_backward(visible, *operands)
 
     @staticmethod
     def backward(ctx: Any, *ct: Any) -> Any:
-        visible, *given = ctx.saved_tensors
-        d_s, readings = slopes(ctx.rule, visible, given)
-        gradients: list[Tensor | None] = [None] * len(given)
+        visible, *operands = ctx.saved_tensors
+        d_s, readings = slopes(ctx.rule, visible, operands)
+        gradients: list[Tensor | None] = [None] * len(operands)
         gradients[4] = None if d_s is None else ct[0] * d_s
         for leaf, slope in readings.items():
             n = 5 + ctx.rule.slot(leaf.payload)
-            part = scattered(ctx.rule, leaf, ct[0] * slope, given)
-            known = gradients[n]
-            gradients[n] = part if known is None else known + part
+            part = scattered(ctx.rule, leaf, ct[0] * slope, operands)
+            before = gradients[n]
+            gradients[n] = part if before is None else before + part
         return None, None, *gradients
 
 

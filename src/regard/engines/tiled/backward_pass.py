@@ -148,7 +148,7 @@ class Gradients:
     def result(self) -> Differential:
         """Return each gradient in the shape and dtype of its input.
 
-        It is infinite beyond the range of that.
+        A gradient beyond the range of the dtype is infinite.
         """
         p = self.p
         if p.part is not None:
@@ -273,8 +273,8 @@ def dot(x: Array, y: Array) -> Array:
 def in_turn(p: Problem, total: Gradients, work: Any) -> None:
     """Call work on every query block, in order if blocks add to the same array.
 
-    They do if they have the same keys, or share a bias, sink or table. Sums over queries run from the last row to the
-    first, and over the heads of a row, however many of those a head block has.
+    Blocks add to the same array if they have the same keys, or share a bias, sink or table. Sums over queries run from
+    the last row to the first, and over the heads of a row, however many of those a head block has.
     """
     per_kv_head = [list(one_head) for _, one_head in groupby(head_blocks(p), lambda heads: (heads.b, heads.kv.start))]
 

@@ -239,13 +239,13 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 
     Given outputs are not computed again. If their entropy is None, so is its tangent.
     """
-    known = outputs
-    if known is None:
+    primal = outputs
+    if primal is None:
         low = p.new_low()
         if low is not None:
             # NumPy takes long to convert float16, where a remainder is often subnormal.
             low = Outputs(None, None, None, np.empty_like(low.low, dtype=p.compute))
-        known, _ = engines()["tiled"].forward(replace(p, observe=(ENTROPY,)), None, low)
+        primal, _ = engines()["tiled"].forward(replace(p, observe=(ENTROPY,)), None, low)
     along = InputTangents(p, t)
 
     def begin(saved: BlockOutputs) -> tuple[Any, ChunkTangents]:
@@ -258,7 +258,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 
         return sum(x * tangents.logits[name] for name, x in saved.shares.items()), chunk_tangents
 
-    return outputs or known._replace(low=None), output_tangents(p, known, begin)
+    return outputs or primal._replace(low=None), output_tangents(p, primal, begin)
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:

@@ -52,7 +52,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def threads_for(p: Problem, rows: int | None = None) -> int:
     """Return the number of threads for `rows` rows of a call, all by default.
 
-    It is one if starting more would take longer.
+    A single thread runs calls in which starting more would take longer.
     """
     return num_threads() if p.all_heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
 
@@ -111,8 +111,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         if low is not None:
             rows_of(block, low, 2)[...] = remainder(O[:, :, block.valid], p.dtype)
         rows_of(block, lse, 1)[...] = log_sum[:, :, block.valid]
-        for s, found in seen.items():
-            for whole, own in zip(s.split(found), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
+        for s, arrays in seen.items():
+            for whole, own in zip(s.split(arrays), OF_BLOCK[type(s)](s, softmax, top, visible), strict=True):
                 rows_of(block, whole, own.ndim - 2)[...] = own[:, :, block.valid]
 
     spread_blocks(p, work, rows)
@@ -153,7 +153,7 @@ OF_BLOCK: dict[type[Statistic], Callable[..., tuple[Array, ...]]] = {
 class OnlineSoftmax:
     """The running maximum, sum and output of a query block.
 
-    They are (kv heads, group, BLOCK_Q) each, O with d_v features:
+    Arrays are (kv heads, group, BLOCK_Q), O with d_v features:
 
         m, the largest score so far        l = Σ exp(S − m)
         O = Σ exp(S − m) D V               e = Σ exp(S − m) (S − m)
@@ -227,7 +227,7 @@ class OnlineSoftmax:
     def weight(self, S: Array) -> Array:
         """Return P of scores (kv heads, group, BLOCK_Q, ...).
 
-        It follows from m and the total: next to a large m, lse has no digits left for log total.
+        P follows from m and the total: next to a large m, lse has no digits left for log total.
         """
         m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_outside())
         P = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
@@ -269,9 +269,9 @@ class TopKeys:
                 np.put_along_axis(rest, index, -np.inf, -1)
             if len(values) > 1:
                 # Lower keys come first, and a stable sort lets them win ties.
-                found = np.concatenate(values, axis=-1)
-                order = np.lexsort((-found,), axis=-1)[..., : self.k]
-                self.values = np.take_along_axis(found, order, -1)
+                candidates = np.concatenate(values, axis=-1)
+                order = np.lexsort((-candidates,), axis=-1)[..., : self.k]
+                self.values = np.take_along_axis(candidates, order, -1)
                 self.indices = np.take_along_axis(np.concatenate(indices, axis=-1), order, -1)
 
 
@@ -313,10 +313,7 @@ def weight(S: Array, lse: Array) -> Array:
 
 
 def rows_of(block: QueryBlock, x: Array, tail: int) -> Array:
-    """Return a view of a block's rows in an output (..., h, n_q, *tail).
-
-    It is (kv heads, group, rows, *tail).
-    """
+    """Return a view (kv heads, group, rows, *tail) of a block's rows in an output (..., h, n_q, *tail)."""
     p = block.p
     heads = x[block.heads.index].reshape(p.kv_heads, p.group, *x.shape[x.ndim - tail :])
     part: Array = heads[block.heads.kv, block.heads.group, block.in_call]
@@ -336,10 +333,7 @@ class BlockLse:
         self.has_nan = bool(np.isnan(self.lse).any())
 
     def column(self, x: Array) -> Array:
-        """Return the rows of x (..., h, n_q), 0 for padding.
-
-        They are (kv heads, group, 1, BLOCK_Q, 1).
-        """
+        """Return the rows of x (..., h, n_q) as (kv heads, group, 1, BLOCK_Q, 1), 0 for padding."""
         return self.block.take(self.block.heads.per_query_head(x[..., None], 2))
 
     def weights(self, chunk: Chunk, raw: Array) -> tuple[Array, Array]:
@@ -353,7 +347,7 @@ class BlockLse:
 
 def passed(sums: ForwardSums, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
     """Return the statistics that need the weights and lse: sums over queries, maps, and single rows."""
-    p, lse = sums.p, sums.known
+    p, lse = sums.p, sums.raw
     seen: dict[Statistic, Any] = {
         s: sums.weights(p, lse, s.of, range(p.n_k)) for s in observe if isinstance(s, WeightsOf)
     }
@@ -394,13 +388,10 @@ def second_pass(
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
-    """Return the maps of mass and largest weight, as `regard.pooled` defines them.
-
-    They are (..., h, rows, cols) each.
-    """
+    """Return the maps (..., h, rows, cols) of mass and largest weight, as `regard.pooled` defines them."""
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
-    found = second_pass(p, lse, (mass, largest))
-    return found[mass], found[largest]
+    pooled_maps = second_pass(p, lse, (mass, largest))
+    return pooled_maps[mass], pooled_maps[largest]
 
 
 def add_received(s: Statistic, total: Array, P: Array, block: QueryBlock, chunk: Chunk) -> None:
@@ -453,9 +444,9 @@ def touched(edges: Array, part: slice) -> tuple[slice, Array]:
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """Return any part of the weights, P (..., h, rows, cols).
 
-    It is computed from the same tiles as in forward. Rows with every key are a softmax of their own scores, and `lse`
-    is not read. Small problems, and rows whose lse is too large, take the part from such rows. Elsewhere the rounding
-    of lse adds |lse| eps to the error.
+    The part is computed from the same tiles as in forward. Rows with every key are a softmax of their own scores, and
+    `lse` is not read. Small problems, and rows whose lse is too large, take the part from such rows. Elsewhere the
+    rounding of lse adds |lse| eps to the error.
     """
     if isinstance(rows, range) and rows.step < 0:
         return weights(p, lse, rows[::-1], cols)[..., ::-1, :]

@@ -68,7 +68,7 @@ def is_finite(x: Array, starts: range) -> Array:
 class HeadBlock:
     """One batch element and some of its heads.
 
-    They are all query heads of the key-value heads `kv`, or the query heads `group` of a single one.
+    A block has all query heads of the key-value heads `kv`, or the query heads `group` of a single one.
     """
 
     p: Problem
@@ -313,10 +313,7 @@ class Chunk:
         return np.arange(size, dtype=np.int64).reshape(-1, 1, BLOCK_K) + (self.start + first * BLOCK_K)
 
     def dense(self, x: Array, tiles: slice = slice(None)) -> Array:
-        """Return some tiles of a dense mask or bias.
-
-        They are (kv heads, group, T, BLOCK_Q, BLOCK_K).
-        """
+        """Return some tiles (kv heads, group, T, BLOCK_Q, BLOCK_K) of a dense mask or bias."""
         full = self.block.heads.per_query_head(self.p.dense(x), 2)[..., self.block.in_call, self.in_call]
         if not self.whole:
             valid, full = full, np.zeros((*full.shape[:2], BLOCK_Q, self.T * BLOCK_K), full.dtype)
@@ -407,7 +404,7 @@ def product(weight: Array, x: Array, hidden: Array | None) -> Array:
 def working_memory(p: Problem) -> int:
     """Estimate the bytes of the threads' chunks of scores and weights, and of keys and values that are copied for BLAS.
 
-    They are copied once more if the dtype of sums is wider.
+    Keys and values are copied once more if the dtype of sums is wider.
     """
     threads = min(num_threads(), p.all_heads * -(-p.n_q // BLOCK_Q))
     scores = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)

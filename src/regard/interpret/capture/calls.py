@@ -52,22 +52,22 @@ class CapturedCall:
             x = x.reshape((1,) * (len(lead) + 3 - x.ndim) + x.shape)
             return x if len(lead) < 2 else np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:])
 
-        given = {name: x for name, x in options.items() if name in OPTIONS and x is not None and x is not False}
-        given |= {name: rule(given[name]) for name, (_, rule) in RULES.items() if name in given}
-        if "bias" in given and len(lead) > 1:
-            given["bias"] = flat(given["bias"])
-        if "mask" in given and given["mask"].dense and len(lead) > 1:
-            given["mask"] = with_dense(given["mask"], flat)
-        offset = given.get("offset", n_k - n_q)
+        fields = {name: x for name, x in options.items() if name in OPTIONS and x is not None and x is not False}
+        fields |= {name: rule(fields[name]) for name, (_, rule) in RULES.items() if name in fields}
+        if "bias" in fields and len(lead) > 1:
+            fields["bias"] = flat(fields["bias"])
+        if "mask" in fields and fields["mask"].dense and len(lead) > 1:
+            fields["mask"] = with_dense(fields["mask"], flat)
+        offset = fields.get("offset", n_k - n_q)
         if isinstance(offset, np.ndarray):
             offset = np.broadcast_to(offset, lead).reshape(-1).astype(np.int64)
-            given["offset"] = offset
+            fields["offset"] = offset
             offset = int(offset[0]) if (offset == offset[0]).all() else offset
         else:
             offset = int(offset)
-        begin = given.get("origin", (0, 0, 0))[2]
-        made = CapturedCall(q, k, frame.rows_to_bhn(lse).reshape(q.shape[:3]), given, offset, begin, cross)
-        return made if cross else made.without_unwritten_keys()
+        begin = fields.get("origin", (0, 0, 0))[2]
+        call = CapturedCall(q, k, frame.rows_to_bhn(lse).reshape(q.shape[:3]), fields, offset, begin, cross)
+        return call if cross else call.without_unwritten_keys()
 
     def hashes(self, position: int) -> tuple[int, ...]:
         """Return the hash of a key of each batch element."""
@@ -84,13 +84,13 @@ class CapturedCall:
 
     @property
     def mask(self) -> Mask | None:
-        given = self.options.get("mask")
-        return causally(given) if self.options.get("causal") else given
+        rule = self.options.get("mask")
+        return causally(rule) if self.options.get("causal") else rule
 
     def without_unwritten_keys(self) -> "CapturedCall":
         """Drop the keys after the last query, if no query sees them.
 
-        They are the unused part of a cache that has its full size from the start.
+        Such keys are the unused part of a cache that has its full size from the start.
         """
         if isinstance(self.first, np.ndarray) or self.mask is None or self.mask.dense:
             return self
@@ -132,28 +132,28 @@ class CapturedCall:
 
         The rule holds tables instead of dense arrays.
         """
-        found = self.mask
-        if found is not None and found.dense:
+        rule = self.mask
+        if rule is not None and rule.dense:
             b, h, i, j = (Traced(make(name, "int")) for name in "bhij")
             new = {}
-            for x in found.dense:  # along an axis of size 1, any index is clamped to 0
+            for x in rule.dense:  # along an axis of size 1, any index is clamped to 0
                 table = Table(x.reshape((1,) * (4 - x.ndim) + x.shape))
                 new[make("dense", "bool", (), x)] = table[b, h, i - self.first, j - self.begin].node
-            found = Mask(substitute(found.node, new), found.text)
-        if found is not None:
+            rule = Mask(substitute(rule.node, new), rule.text)
+        if rule is not None:
             keys = {make("keys", "int"): number(self.end)}
-            found = Mask(substitute(found.node, keys), found.text, binds=found.binds)
+            rule = Mask(substitute(rule.node, keys), rule.text, binds=rule.binds)
         if self.cross:
-            return EVERYONE if found is None else found
+            return EVERYONE if rule is None else rule
         if self.n_q == 1 and self.first == self.end - 1:
-            return causally(found)
-        if found is not None:
+            return causally(rule)
+        if rule is not None:
             later = [self.end + n for n in (*range(SAMPLED), *(2**n for n in range(5, 24)))]
-            if not visible(found, self, later).any():
-                return found
+            if not visible(rule, self, later).any():
+                return rule
         end = self.end
         existing = mask(lambda b, h, i, j: j < end)
-        return existing if found is None else found & existing
+        return existing if rule is None else rule & existing
 
 
 def _at_positions(options: Mapping[str, Any], positions: Array) -> dict[str, Any]:
@@ -219,10 +219,10 @@ class CallSequence:
             back = call.first - self.first < self.rows
             stop = call.first if back else min(self.end, call.end)
         start, end = (bisect_left(self.hashes, (x,)) for x in (call.begin, stop))
-        known = self.hashes[start:end]
-        chosen = [known[n] for n in sampled(len(known))]
+        hashed = self.hashes[start:end]
+        chosen = [hashed[n] for n in sampled(len(hashed))]
         ours: list[tuple[int, ...]] = list(zip(*(x for _, x in chosen), strict=True)) or [()] * self.batch
-        for position, hashes in known if len(set(ours)) < self.batch else ():
+        for position, hashes in hashed if len(set(ours)) < self.batch else ():
             more = [(*x, y) for x, y in zip(ours, hashes, strict=True)]
             if len(set(more)) > len(set(ours)):  # it tells batch elements apart that the others do not
                 ours = more
@@ -266,8 +266,8 @@ def visible(rule: Mask, call: CapturedCall, keys: Sequence[int], rows: Array | N
     b, h = (np.arange(size, dtype=np.int64) for size in call.query.shape[:2])
     j = np.asarray(keys, np.int64)
     at = At(b[:, None, None, None], h[:, None, None], positions[:, None], j, keys=call.end)
-    (found,) = evaluate([rule.node], at)
-    return np.asarray(found)
+    (flags,) = evaluate([rule.node], at)
+    return np.asarray(flags)
 
 
 def sampled(n: int) -> Array:

@@ -1,7 +1,7 @@
 """Captures of models, and `regard.capture`.
 
-One `Capture` serves all views of attention. It comes from a model inside of `regard.capture`, a
-file, plain arrays, or the example model.
+A `Capture` serves all views of attention. It comes from a model inside of `regard.capture`, a file,
+plain arrays, or the example model.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -80,13 +80,13 @@ class Capture(Sequence[Layer]):
         are those of `regard.attention`.
         """
         sequences, named = {}, {}
-        for kind, given, size in (("query", tokens, query.shape[-2]), ("key", key_tokens, key.shape[-2])):
-            if given is None:
+        for kind, labels, size in (("query", tokens, query.shape[-2]), ("key", key_tokens, key.shape[-2])):
+            if labels is None:
                 continue
-            if len(given) != size:
+            if len(labels) != size:
                 argument = "tokens" if kind == "query" else "key_tokens"
-                raise ValueError(f"{argument} must be one for each {kind}, {size}, got {len(given)}")
-            sequences[kind] = Tokens(labels=(tuple(given),) * (query.shape[0] if query.ndim > 3 else 1))
+                raise ValueError(f"{argument} must be one for each {kind}, {size}, got {len(labels)}")
+            sequences[kind] = Tokens(labels=(tuple(labels),) * (query.shape[0] if query.ndim > 3 else 1))
             named[f"{kind}_tokens"] = kind
         if tokens is not None and key_tokens is None and key.shape[-2] == query.shape[-2]:
             named["key_tokens"] = "query"
@@ -103,9 +103,9 @@ class Capture(Sequence[Layer]):
         ('⟨bos⟩', 't', 'o', '␣', 'b', 'e')
         """
         ids = trace.ids.reshape(-1, trace.ids.shape[-1])
-        given = {"causal": trace.causal, "scale": trace.scale, "query_tokens": "text", "key_tokens": "text"}
+        options = {"causal": trace.causal, "scale": trace.scale, "query_tokens": "text", "key_tokens": "text"}
         layers = [
-            Layer.of(f"layers.{n}", q, k, lse=lse, number=n, **given)
+            Layer.of(f"layers.{n}", q, k, lse=lse, number=n, **options)
             for n, (q, k, lse) in enumerate(zip(trace.q, trace.k, trace.lse, strict=True))
         ]
         shown = None if labels is None else (tuple(labels),) * len(ids)
@@ -124,19 +124,19 @@ class Capture(Sequence[Layer]):
     def load(cls, path: str | Path) -> Self:
         """Load a capture that `save` wrote.
 
-        Its arrays stay in the file until they are read. Raises OSError if the file cannot be read.
+        Arrays stay in the file until they are read. Raises OSError if the file cannot be read.
         Raises ValueError if it is not a capture, if it is damaged, or if the weights of sampled
         rows do not sum to 1.
         """
         require("a capture's file", "ml_dtypes", "safetensors")
         from regard.interpret.capture import files
 
-        found = cls(**files.read(Path(path)))
+        loaded = cls(**files.read(Path(path)))
         try:
-            found._check(pairs=rowsums.ON_LOADING)
+            loaded._check(pairs=rowsums.ON_LOADING)
         except ValueError as error:
             raise ValueError(f"{path} is no sound capture: {error}") from None
-        return found
+        return loaded
 
     def showing(self, image: Any) -> Self:
         """Return this capture with a picture below the single grid of its layers.
@@ -201,19 +201,19 @@ class Capture(Sequence[Layer]):
     def measure(self, *, prefix: int = 1) -> tuple[HeadStatistics, ...]:
         """Compute the statistics of every head in O(n) memory.
 
-        They are those of `regard.insight.measure_heads`. `layer`, `head` and `kv_head` are the
-        model's numbers (`numbers`, `Layer.numbers`). NaN: scores of copies without token ids, and
-        those of positions in cross-attention and where some queries alone were kept.
+        Statistics are defined by `regard.insight.measure_heads`. `layer`, `head` and `kv_head` are
+        the model's numbers (`numbers`, `Layer.numbers`). NaN: scores of copies without token ids,
+        and those of positions in cross-attention and where some queries alone were kept.
         """
-        found = []
+        statistics = []
         for n, (of_model, layer) in enumerate(zip(self.numbers, self.layers, strict=True)):
             apart = layer.cross or bool(layer.rows)  # the place of a query in its arrays is not that among the keys
             ids = None if apart else self.ids(n, "key")
             for head in measure_heads(**layer.all_heads, ids=ids, layer=of_model, prefix=prefix):
                 number = layer.numbers[head.head]
                 nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if apart else {}
-                found.append(replace(head, head=number, kv_head=layer.kv_head(number), **nothing))
-        return tuple(found)
+                statistics.append(replace(head, head=number, kv_head=layer.kv_head(number), **nothing))
+        return tuple(statistics)
 
     def check(self, rows: int = 3, most: float = 8.0) -> None:
         """Check on sampled rows that weights sum to 1 (see `Layer.deviation`).
@@ -233,11 +233,11 @@ class Capture(Sequence[Layer]):
 
     def _check(self, rows: int = 3, most: float = rowsums.MOST, pairs: int | None = None) -> None:
         for layer in self.layers:
-            found = layer.farthest(rows, pairs)
-            if found is not None and not found.roundings <= most:
+            worst = layer.farthest(rows, pairs)
+            if worst is not None and not worst.roundings <= most:
                 raise ValueError(
-                    f"the weights of layer {layer.name!r} do not sum to 1: those of row {found.row} of head "
-                    f"{layer.numbers[found.head % layer.heads]} sum to {found.total}; its queries, keys, rules and "
+                    f"the weights of layer {layer.name!r} do not sum to 1: those of row {worst.row} of head "
+                    f"{layer.numbers[worst.head % layer.heads]} sum to {worst.total}; its queries, keys, rules and "
                     "lse do not belong together"
                 )
 

@@ -49,12 +49,12 @@ def read(path: Path) -> dict[str, Any]:
     if metadata["format"] != BEFORE and arrayfile.CHECKSUM not in metadata:
         raise ValueError(f"{path} is damaged: it has no checksum")
     try:
-        content, found = json.loads(metadata["capture"]), _Read(arrays)
+        content, reader = json.loads(metadata["capture"]), _Read(arrays)
         tokens = {
             name: Tokens(None if ids is None else arrays[ids], labels and tuple(map(tuple, labels)))
             for name, (ids, labels) in content["tokens"].items()
         }
-        layers = [found.layer(layer) for layer in content["layers"]]
+        layers = [reader.layer(layer) for layer in content["layers"]]
         return {"layers": layers, "tokens": tokens, "model": content["model"], "dropped": content["dropped"]}
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
@@ -77,14 +77,14 @@ class _Written:
     def rule(self, rule: Rule) -> Any:
         if id(rule) not in self._rules:
             text, tables, dense = RuleText.of(rule)
-            made = {
+            content = {
                 "text": text.prints,
                 "expression": text.expression,
                 "requires": [astuple(need) for need in text.requires],
                 "tables": [self.array(f"table.{len(self.arrays)}", table.array) for table in tables],
                 "dense": [self.array(f"dense.{len(self.arrays)}", x) for x in dense],
             }
-            self._rules[id(rule)] = made, rule
+            self._rules[id(rule)] = content, rule
         return self._rules[id(rule)][0]
 
     def option(self, name: str, x: Any) -> Any:
@@ -149,10 +149,10 @@ class _Read:
 
     def grid(self, content: dict[str, Any]) -> PatchGrid:
         arrays: dict[str, Any] = {x: self.arrays[content[x]] for x in ("tokens", "picture") if x in content}
-        made = PatchGrid(**(content | arrays))
-        if made.tokens.shape != (made.rows * made.columns,):
+        grid = PatchGrid(**(content | arrays))
+        if grid.tokens.shape != (grid.rows * grid.columns,):
             raise ValueError("the tokens of a grid are not one for each of its patches")
-        return made
+        return grid
 
     def layer(self, content: dict[str, Any]) -> Layer:
         fields: dict[str, Any] = {x: self.arrays[content.pop(x)] for x in ("query", "key", "lse")}
@@ -162,9 +162,9 @@ class _Read:
         fields |= {x: tuple(content.pop(x)) for x in ("numbers", "kv_numbers")}
         fields["grids"] = tuple(map(self.grid, content.pop("grids", ())))
         fields["rows"] = tuple(content.pop("rows", ()))
-        made = Layer(**fields, **content, options=options)
-        b, h, n_q, d = made.query.shape
-        fits = made.lse.shape == (b, h, n_q) and made.key.shape[::3] == (b, d)
-        if not fits or len(made.numbers) != h or len(made.rows) not in (0, n_q):
-            raise ValueError(f"the arrays of layer {made.name!r} do not fit each other")
-        return made
+        layer = Layer(**fields, **content, options=options)
+        b, h, n_q, d = layer.query.shape
+        fits = layer.lse.shape == (b, h, n_q) and layer.key.shape[::3] == (b, d)
+        if not fits or len(layer.numbers) != h or len(layer.rows) not in (0, n_q):
+            raise ValueError(f"the arrays of layer {layer.name!r} do not fit each other")
+        return layer

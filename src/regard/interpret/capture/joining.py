@@ -42,9 +42,9 @@ class ArrayStore:
 
     def copy(self, x: Array) -> Array:
         """Copy an array, so that no one else writes to it."""
-        made = self.empty(x.shape, x.dtype)
-        made[...] = x
-        return made
+        copied = self.empty(x.shape, x.dtype)
+        copied[...] = x
+        return copied
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         if self.folder is None or np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize < SPILLED:
@@ -91,15 +91,15 @@ def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArraySto
         at: Array = store.once(key, None, lambda: store.copy(part), stale=lambda old: not alike(old, part))
         return at
 
-    found = dict(options)
-    if "bias" in found:
-        found["bias"] = copied(found["bias"], -3)
-    if "sink" in found:
-        found["sink"] = copied(found["sink"], -1)
-    if "mask" in found and found["mask"].dense:
-        rule = found["mask"]
-        found["mask"] = with_dense(rule, partial(copied, axis=-3))
-    return found
+    copies = dict(options)
+    if "bias" in copies:
+        copies["bias"] = copied(copies["bias"], -3)
+    if "sink" in copies:
+        copies["sink"] = copied(copies["sink"], -1)
+    if "mask" in copies and copies["mask"].dense:
+        rule = copies["mask"]
+        copies["mask"] = with_dense(rule, partial(copied, axis=-3))
+    return copies
 
 
 class JoinedCalls:
@@ -331,14 +331,14 @@ class JoinedCalls:
 
     def _bias(self) -> Array | None:
         """Join the biases of all calls, with 0 for keys of later calls."""
-        given = [x for x, _ in self.biases if x is not None]
-        if not given:
+        biases = [x for x, _ in self.biases if x is not None]
+        if not biases:
             return None
-        last = given[-1]
-        grown = all(x.shape[-2] == 1 and alike(x, last[..., : x.shape[-1]]) for x in given)
-        if grown and len(given) == len(self.biases):
+        last = biases[-1]
+        grown = all(x.shape[-2] == 1 and alike(x, last[..., : x.shape[-1]]) for x in biases)
+        if grown and len(biases) == len(self.biases):
             return last
-        lead = np.broadcast_shapes(*(x.shape[:-2] for x in given))
+        lead = np.broadcast_shapes(*(x.shape[:-2] for x in biases))
 
         def make() -> Array:
             whole = self.store.empty((*lead, self.rows, self.end - self.begin), last.dtype)
@@ -352,8 +352,8 @@ class JoinedCalls:
             return whole
 
         key = ("bias", *(id(x) for x, _ in self.biases))
-        found: Array = self.store.once(key, [x for x, _ in self.biases], make)
-        return found
+        joined: Array = self.store.once(key, [x for x, _ in self.biases], make)
+        return joined
 
 
 def _until(parts: Sequence[Array], n: int) -> list[Array]:
@@ -373,8 +373,8 @@ def _equal(a: Array, b: Array) -> bool:
 
 def _one_after_another(masks: Sequence[tuple[int, Mask]]) -> Mask:
     """Return a rule that applies each mask from its first row on."""
-    _, found = masks[0]
+    _, combined = masks[0]
     for start, rule in masks[1:]:
         before = mask(lambda b, h, i, j, start=start: i < start)
-        found = before & found | ~before & rule
-    return found
+        combined = before & combined | ~before & rule
+    return combined

@@ -84,23 +84,23 @@ class Layer:
         for option in options:
             if option not in OPTIONS:
                 raise TypeError(f"{option} is not an option that a layer keeps; those are {', '.join(OPTIONS)}")
-        given = {option: x for option, x in options.items() if x is not None and x is not False}
+        effective = {option: x for option, x in options.items() if x is not None and x is not False}
         for option, (_, rule) in RULES.items():
-            if option in given:
-                given[option] = rule(given[option])
+            if option in effective:
+                effective[option] = rule(effective[option])
         if max(query.ndim, key.ndim) > 4:
             raise ValueError(f"query and key of a layer have at most (b, h, n, d), got {query.shape} and {key.shape}")
-        p = problem_from(query, key, key, metric=metric, **given)
+        p = problem_from(query, key, key, metric=metric, **effective)
         q, k = (np.broadcast_to(x, (*p.lead, *x.shape[-3:])) for x in (p.query, p.key))
         if lse is None:
-            lse = attention(q, k, k[..., :0], observe=["lse"], **given)[1].lse
+            lse = attention(q, k, k[..., :0], observe=["lse"], **effective)[1].lse
         if p.batch == 0 or 0 in q.shape:
             raise ValueError(f"a layer has at least one query, head and feature, got query {query.shape}")
         lse = rowsums.taken(p, lse)
         q, k = (x.reshape(p.batch, *x.shape[-3:]) for x in (q, k))
         h = q.shape[1]
         return cls(
-            name, q, k, lse.reshape(q.shape[:3]), given, **fields,
+            name, q, k, lse.reshape(q.shape[:3]), effective, **fields,
             numbers=tuple(range(h)), kv_numbers=tuple(range(k.shape[1])), group=h // k.shape[1],
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ class Layer:
     def element(self, batch: int) -> Self:
         """Return one batch element as a layer.
 
-        Its rules see the batch index that they saw in the model.
+        Rules see the batch index that they saw in the model.
         """
         if not -self.batch <= batch < self.batch:
             raise IndexError(f"batch {batch} does not exist: there are {self.batch}")
@@ -169,8 +169,8 @@ class Layer:
 
         def part(x: Array) -> Array:
             """Select this element of an array that aligns right to (b, h, n_q, n_k)."""
-            found: Array = x if x.ndim < 4 else x[batch if x.shape[0] > 1 else 0]
-            return found
+            element: Array = x if x.ndim < 4 else x[batch if x.shape[0] > 1 else 0]
+            return element
 
         if "bias" in options:
             options["bias"] = part(options["bias"])
@@ -195,8 +195,8 @@ class Layer:
         def part(x: Array) -> Array:
             """Select this head of an array that aligns right to (h, n_q, n_k)."""
             x = x.reshape((1,) * (3 - x.ndim) + x.shape)
-            found: Array = x[row if x.shape[0] > 1 else 0]
-            return found
+            of_head: Array = x[row if x.shape[0] > 1 else 0]
+            return of_head
 
         if "bias" in options:
             options["bias"] = part(options["bias"])
@@ -222,13 +222,10 @@ class Layer:
         raise IndexError(f"head {head} does not exist: there are {self.heads}{numbered}")
 
     def weights(self, head: int, rows: slice = slice(None), cols: slice = slice(None), batch: int = 0) -> Array:
-        """Compute a tile of the weights of one head of the model: (rows, cols).
-
-        It has the dtype of lse.
-        """
-        given = self.arguments(head, batch)
-        lse = given.pop("lse")
-        p = problem_from(value=given["key"], **given)
+        """Compute a tile (rows, cols) of the weights of one head of the model, in the dtype of lse."""
+        arguments = self.arguments(head, batch)
+        lse = arguments.pop("lse")
+        p = problem_from(value=arguments["key"], **arguments)
         tile = choose(p, None).weights(p, lse[None], range(self.n_q)[rows], range(self.n_k)[cols])
         return np.asarray(tile[0])
 
@@ -241,14 +238,14 @@ class Layer:
         head, by its number in the model, they have no leading axes; its batch element is by default the first.
         """
         if head is not None:
-            given = self.arguments(head, batch or 0)
-            given.pop("lse")
+            arguments = self.arguments(head, batch or 0)
+            arguments.pop("lse")
         elif batch is not None:
-            given = self.element(batch).all_heads
-            given |= {"query": given["query"][0], "key": given["key"][0]}
+            arguments = self.element(batch).all_heads
+            arguments |= {"query": arguments["query"][0], "key": arguments["key"][0]}
         else:
-            given = self.all_heads
-        return cast(Seen, attention(value=given["key"][..., :0], observe=observe, **given)[1])
+            arguments = self.all_heads
+        return cast(Seen, attention(value=arguments["key"][..., :0], observe=observe, **arguments)[1])
 
     def deviation(self, rows: int = 3) -> float:
         """Return how far sampled rows of weights are from their sum, in roundings.
@@ -257,13 +254,13 @@ class Layer:
         unit is the error from rounding lse and scores (`regard.core.rowsums`). More than some 8 means that the rules,
         the keys or lse do not belong together.
         """
-        found = self.farthest(rows)
-        return 0.0 if found is None else found.roundings
+        farthest = self.farthest(rows)
+        return 0.0 if farthest is None else farthest.roundings
 
     def farthest(self, rows: int = 3, pairs: int | None = None) -> rowsums.RowSum | None:
         """Return the sampled row with the largest deviation (`rowsums.deviation`)."""
-        given = self.all_heads
-        p = problem_from(value=given["key"], **given)
+        arguments = self.all_heads
+        p = problem_from(value=arguments["key"], **arguments)
         return rowsums.deviation(p, self.lse, range(self.n_q), rows, pairs)
 
     def __repr__(self) -> str:

@@ -227,8 +227,8 @@ class ExampleModel:
         >>> bool(np.allclose(v, trace.v[0], atol=1e-5))
         True
         """
-        found = {name: self._weights[f"{layer}.{name}"] for name in ("q", "q_bias", "k", "k_bias", "v", "o")}
-        return {"x": blocks.rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **found}
+        weights = {name: self._weights[f"{layer}.{name}"] for name in ("q", "q_bias", "k", "k_bias", "v", "o")}
+        return {"x": blocks.rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **weights}
 
     def loss(self, ids: ArrayLike) -> float:
         """Compute the mean loss in nats per byte of `ids` (..., n), the first left out."""
@@ -259,9 +259,9 @@ class ExampleModel:
     def _heads_to_ablate(self, ablate: Mapping[tuple[int, int], Replacement]) -> Mapping[tuple[int, int], Replacement]:
         if not isinstance(ablate, Mapping):
             raise TypeError(f"ablate must be a mapping of (layer, head), got {type(ablate).__name__}")
-        known = {(layer, head) for layer in range(self.config.layers) for head in range(self.config.heads)}
+        heads = {(layer, head) for layer in range(self.config.layers) for head in range(self.config.heads)}
         for at, how in ablate.items():
-            if at not in known:
+            if at not in heads:
                 sizes = f"{self.config.layers} layers of {self.config.heads} heads"
                 raise ValueError(f"ablate names heads by (layer, head): there are {sizes}, got {at!r}")
             if how not in get_args(Replacement):

@@ -40,7 +40,7 @@ def dot_product_attention(
 ) -> Any:
     """Compute attention as `jax.nn.dot_product_attention` does, with its signature.
 
-    It serves as Flax's `attention_fn` too. O(n) memory, forward and backward, with every
+    The function serves as Flax's `attention_fn` too. O(n) memory, forward and backward, with every
     derivative. Letters: B batch, T queries, S keys, N query heads, K key-value heads (N a multiple
     of K), H features.
 

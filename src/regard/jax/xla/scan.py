@@ -64,9 +64,9 @@ def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
 
 def vmapped(function: Any, ins: tuple[int | None, ...], outs: list[int | None], size: int, *operands: Any) -> list[Any]:
     """Apply `jax.vmap`; gradients of inputs without the axis are summed over it."""
-    found = jax.vmap(function, ins, 0, axis_size=size)(*operands)
+    results = jax.vmap(function, ins, 0, axis_size=size)(*operands)
     return [
-        x.sum(0, dtype=x.dtype) if at is None else jnp.moveaxis(x, 0, at) for x, at in zip(found, outs, strict=True)
+        x.sum(0, dtype=x.dtype) if at is None else jnp.moveaxis(x, 0, at) for x, at in zip(results, outs, strict=True)
     ]
 
 
@@ -95,22 +95,22 @@ def one(task: PrimitiveTask, *operands: Any) -> list[Any]:
         return total
 
     if task.kind == "forward":
-        found = Blocks(task, x).forward()
+        results = Blocks(task, x).forward()
     elif task.kind == "weights":
-        found = {"weights": Blocks(task, x, whole=True).weights()}
+        results = {"weights": Blocks(task, x, whole=True).weights()}
     elif task.kind == "jvp":
-        found = tangent(inputs)
+        results = tangent(inputs)
     elif task.kind == "jvp_jvp":
-        found = jax.jvp(tangent, (inputs,), (along("s.", inputs),))[1]
+        results = jax.jvp(tangent, (inputs,), (along("s.", inputs),))[1]
     else:
         outputs = {n: x[n] for n in task.call.outputs}
         ct = along("ct.", outputs)
         if task.kind == "backward":
-            found = gradients(inputs, ct, Blocks(task, x).sums_of(outputs, x.get("low")))
+            results = gradients(inputs, ct, Blocks(task, x).sums_of(outputs, x.get("low")))
         else:
             tangents = along("t.", inputs), along("t.ct.", outputs)
-            found = jax.jvp(lambda x, ct: gradients(x, ct, sums(x)), (inputs, ct), tangents)[1]
-    return [found[n] for n in task.results]
+            results = jax.jvp(lambda x, ct: gradients(x, ct, sums(x)), (inputs, ct), tangents)[1]
+    return [results[n] for n in task.results]
 
 
 class Blocks:
@@ -230,13 +230,13 @@ class Blocks:
         """Return function(r, arrays) of every block of queries, joined along axis 3."""
         arrays = self.arrays | more
         axes = {n: 3 for n in arrays if n not in ("key", "value")}
-        _, found = scan(lambda _, r, a: (None, function(r, a)), None, arrays, axes, self.rows, self.n_q)
+        _, blocks = scan(lambda _, r, a: (None, function(r, a)), None, arrays, axes, self.rows, self.n_q)
 
         def join(a: Any) -> Any:
             a = jnp.moveaxis(a, 0, 3)
             return a.reshape(*a.shape[:3], a.shape[3] * a.shape[4], *a.shape[5:])[:, :, :, : self.n_q]
 
-        return jax.tree.map(join, found)
+        return jax.tree.map(join, blocks)
 
     def over_keys(self, step: Callable[[Any, Any, Arrays], Any], start: Any, a: Arrays) -> Any:
         """Return the last carry of step(carry, t, arrays) over blocks of keys."""
@@ -270,8 +270,8 @@ class Blocks:
             tile = checkpoint(lambda t, a: self.terms(r, t, a, self.scores(r, t, a), a["shift"]))
             return self.over_keys(lambda sums, t, a: plus(sums, tile(t, a)), self.zeros, a)
 
-        found: Sums = self.over_queries(query_block, shift=lax.stop_gradient(self.heads(lse)))
-        return found
+        sums_of_rows: Sums = self.over_queries(query_block, shift=lax.stop_gradient(self.heads(lse)))
+        return sums_of_rows
 
     def sums_of(self, outputs: Arrays, low: Any) -> Sums:
         """Return the sums for the shift lse, from the outputs.
@@ -291,19 +291,19 @@ class Blocks:
         total = l + jnp.exp(self.sink - finite(shift))
         positive = jnp.where(total == 0, 1, total)
         out = O / positive[..., None]
-        found = {
+        outputs = {
             "out": out.astype(self.dtype),
             "low": remainder(out, self.dtype),
             "lse": jnp.where(total == 0, -jnp.inf, finite(shift) + jnp.log(positive)),
             "entropy": (l * jnp.log(positive) - e) / positive,
         }
         names = (*self.call.outputs, "low") if self.call.low else self.call.outputs
-        return {n: self.per_query(found[n], n) for n in names}
+        return {n: self.per_query(outputs[n], n) for n in names}
 
     def weights(self) -> Any:
         """Return the softmax of all scores as (..., h, n_q, n_k).
 
-        It does not follow from lse, which holds few digits next to a large score.
+        Weights do not follow from lse, which holds few digits next to a large score.
         """
 
         def query_block(r: Any, a: Arrays) -> Any:
@@ -338,10 +338,10 @@ def scan(
         return step(carry, at[0], arrays | at[1])
 
     if count > 1:
-        carry, found = lax.scan(body, start, (jnp.arange(count), split))
-        return carry, found
-    carry, found = body(start, (0, {n: a[0] for n, a in split.items()}))  # a program without loops compiles faster
-    return carry, jax.tree.map(lambda a: a[None], found)
+        carry, stacked = lax.scan(body, start, (jnp.arange(count), split))
+        return carry, stacked
+    carry, stacked = body(start, (0, {n: a[0] for n, a in split.items()}))  # a program without loops compiles faster
+    return carry, jax.tree.map(lambda a: a[None], stacked)
 
 
 def plus(x: Sums, y: Sums) -> Sums:

@@ -109,8 +109,8 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: RuleI
 def value(text: str, node: Node, s: Any, tables: Tables, at: RuleIndices, visible: Any) -> Any:
     """Evaluate an expression in the score s, broadcast to its shape.
 
-    It is differentiable in s and in float tables. Derivatives are 0 where `visible` is not set or the value is −∞,
-    whatever those of the rule are.
+    The value is differentiable in s and in float tables. Derivatives are 0 where `visible` is not set or the value is
+    −∞, whatever those of the rule are.
     """
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
@@ -118,8 +118,8 @@ def value(text: str, node: Node, s: Any, tables: Tables, at: RuleIndices, visibl
 @settings()
 def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (s, tables, at, visible), (ds, d_tables, *_) = primals, tangents
-    found = value(text, node, s, tables, at, visible)
-    visible &= found != -jnp.inf
+    primal = value(text, node, s, tables, at, visible)
+    visible &= primal != -jnp.inf
 
     def slope(node: Node) -> Any:
         return jnp.where(visible, value(text, node, s, tables, at, visible), 0)
@@ -130,7 +130,7 @@ def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any,
         d_table = d_tables[outline(text)[1].index(leaf.payload)]
         indices = evaluate(text, leaf.args, s, tables, at, s.dtype)
         dot += slope(part) * d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
-    return found, dot
+    return primal, dot
 
 
 value.defjvp(_value_jvp)

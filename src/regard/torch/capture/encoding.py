@@ -12,13 +12,13 @@ def encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]
     if not text:
         raise ValueError("text is empty: give at least one character")
     fast = bool(getattr(tokenizer, "is_fast", False))
-    made = tokenizer(text, **({"return_offsets_mapping": True} if fast else {}))
-    ids = list(made["input_ids"])
+    encoding = tokenizer(text, **({"return_offsets_mapping": True} if fast else {}))
+    ids = list(encoding["input_ids"])
     if not ids:
         raise ValueError("the tokenizer finds no token in this text")
     if fast:
         labels, end = [], 0
-        for (a, b), name in zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True):
+        for (a, b), name in zip(encoding["offset_mapping"], pieces(tokenizer, ids), strict=True):
             labels.append(text[end:b] if b > a else name)  # with the space before it, if no token covers that
             end = max(end, b)
     else:

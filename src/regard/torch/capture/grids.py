@@ -99,12 +99,12 @@ class Source:
         self.drawn = self.drawn or self.draw()
         shown = self.drawn if len(self.drawn) == len(sizes) else [None] * len(sizes)
         named = self.names or [""] * len(sizes)
-        made = []
+        grids = []
         for (batch, of), (rows, columns), picture, name in zip(tokens, sizes, shown, named, strict=True):
             order = of.reshape(rows, columns)[::-1].reshape(-1) if self.flipped else of
             kind = "sound" if self.sound else "picture"
-            made.append(PatchGrid(rows, columns, order, kind, picture, self.seconds, batch, name))  # type: ignore[arg-type]
-        return tuple(made)
+            grids.append(PatchGrid(rows, columns, order, kind, picture, self.seconds, batch, name))  # type: ignore[arg-type]
+        return tuple(grids)
 
     def own(self) -> tuple[PatchGrid, ...]:
         """Return the grids among its own tokens."""
@@ -264,9 +264,9 @@ class GridRecorder:
         read = np.split(values(torch.stack([*of.pixels]).float()), np.cumsum([x.count for x in tiles])[:-1])
         grids: list[PatchGrid] = []
         for number, ((batch, at), x, pixels) in enumerate(zip(tokens, tiles, read, strict=True), 1):
-            made = x.grids(at, [self._coloured(one) for one in x.shown(pixels)], batch)
+            of_picture = x.grids(at, [self._coloured(one) for one in x.shown(pixels)], batch)
             grids += (
-                replace(one, name=f"picture {number}, {one.name}" if len(tiles) > 1 else one.name) for one in made
+                replace(one, name=f"picture {number}, {one.name}" if len(tiles) > 1 else one.name) for one in of_picture
             )
         return tuple(grids)
 
@@ -361,14 +361,14 @@ class GridRecorder:
         patch = int(getattr(module, "patch_size", None) or module.config.patch_size)
 
         def draw() -> list[Any]:
-            made, start = [], 0
+            pictures, start = [], 0
             for rows, columns in frames:
                 x = values(read[start : start + rows * columns].float())
                 start += rows * columns
                 blocks = x.reshape(rows // merge, columns // merge, merge, merge, 3, -1, patch, patch)
                 of_one = blocks[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)  # the first of two moments in time
-                made.append(self._coloured(of_one.reshape(3, rows * patch, columns * patch)))
-            return made
+                pictures.append(self._coloured(of_one.reshape(3, rows * patch, columns * patch)))
+            return pictures
 
         return Source(frames, draw, together=True, block=merge, names=names, video=video)
 
@@ -378,12 +378,12 @@ class GridRecorder:
         shapes = [(int(h), int(w)) for h, w in values(sizes).tolist()]
 
         def draw() -> list[Any]:
-            made: list[Any] = []
+            pictures: list[Any] = []
             for (rows, columns), x in zip(shapes, values(read.float()) if read is not None else (), strict=True):
                 patch = round((x.shape[-1] / 3) ** 0.5)
                 x_of = x[: rows * columns].reshape(rows, columns, patch, patch, 3)
-                made.append(self._coloured(x_of.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)))
-            return made
+                pictures.append(self._coloured(x_of.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)))
+            return pictures
 
         return Source(shapes, draw, length=None if read is None else int(read.shape[1]))
 

@@ -49,14 +49,14 @@ def read(
         raise ValueError(f"{type(processor).__name__} does not take this picture and text: {error}") from error
     network = without_logits(network)
     taken = inspect.signature(network.forward).parameters
-    given = {name: _cast(x, network) for name, x in inputs.items() if name in taken}
-    progress(Stage(f"running the model on a picture{_size(network, given)}"))
+    arguments = {name: _cast(x, network) for name, x in inputs.items() if name in taken}
+    progress(Stage(f"running the model on a picture{_size(network, arguments)}"))
     with (
         attention_seen(network, named), layers_reported(network, progress), torch.no_grad(),
         capture(network, memory=memory, tokenizer=processor, gridded=True) as seen,
     ):  # fmt: skip
         try:
-            network(**given, **{name: x for name, x in FEW.items() if name in taken})
+            network(**arguments, **{name: x for name, x in FEW.items() if name in taken})
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"{named} does not run on a picture{' and a text' if text else ''}: {error}") from error
     return seen
@@ -67,8 +67,8 @@ def inputs_of(processor: Any, image: Any, text: str | None) -> Mapping[str, Any]
     if getattr(processor, "tokenizer", None) is None:
         if text is not None:
             raise ValueError("it reads no text")
-        made: Mapping[str, Any] = processor(images=image, return_tensors="pt")
-        return made
+        inputs: Mapping[str, Any] = processor(images=image, return_tensors="pt")
+        return inputs
     text = QUESTION if text is None else text
     token = getattr(processor, "image_token", None)
     if getattr(processor, "chat_template", None):

@@ -115,10 +115,10 @@ def _name(model: nn.Module) -> str:
 
     Captures and pages are passed on, so they hold no path of the machine that made them.
     """
-    given = str(getattr(getattr(model, "config", None), "name_or_path", ""))
-    path = PureWindowsPath(given)  # of both kinds of slashes
-    local = path.root or path.drive or given.startswith((".", "~")) or len(path.parts) > 2 or Path(given).is_dir()
-    return f"{type(model).__name__} {path.name if local else given}".strip()
+    written = str(getattr(getattr(model, "config", None), "name_or_path", ""))
+    path = PureWindowsPath(written)  # of both kinds of slashes
+    local = path.root or path.drive or written.startswith((".", "~")) or len(path.parts) > 2 or Path(written).is_dir()
+    return f"{type(model).__name__} {path.name if local else written}".strip()
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ class Recorder:
             return adapter.attention(query, key, value, observe=observe, **options)
         asked = tuple(observe)
         with_lse = asked if "lse" in asked else (*asked, "lse")
-        found = adapter.attention(query, key, value, observe=with_lse, **options)
-        *results, seen = found
+        observed = adapter.attention(query, key, value, observe=with_lse, **options)
+        *results, seen = observed
         with self.runs.lock:
             if self.runs.recording:
                 self._record(query, key, value, seen.lse, {name: x for name, x in options.items() if x is not None})
@@ -231,15 +231,15 @@ class Recorder:
     ) -> Any:
         """Call a user's own function of transformers' attention interface.
 
-        Its arguments are recorded if it calls no attention that is.
+        Arguments are recorded if the function calls no attention that is recorded.
         """
         before = self.runs.here.last
         result = function(module, query, key, value, attention_mask, **given)
         if self.runs.here.last is not before or not self.runs.recording:
             return result
-        known = (interface.attention.__kwdefaults__ or {}).keys() - {"dropout", "output_attentions", "cache"}
+        names = (interface.attention.__kwdefaults__ or {}).keys() - {"dropout", "output_attentions", "cache"}
         with torch.no_grad():
-            options = {name: x for name, x in given.items() if name in known}
+            options = {name: x for name, x in given.items() if name in names}
             ours, _ = interface.attention(module, query, key, value, attention_mask, **options)
             sees = ours.ne(0).any(-1)  # what a query that sees nothing gives differs from function to function
             ours, theirs = ours[sees], result[0].reshape(ours.shape)[sees]
@@ -267,9 +267,9 @@ class Recorder:
         own_keys = last is not None and last.key.precedes(key, axis)
         piece = last is not None and self._is_piece(last, query, key, axis)
         q, k = (autocast(x) if torch.is_autocast_enabled("cpu") else x for x in (query, key))
-        given = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
-        arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
-        call = CapturedCall.of(**arrays, options=given, cross=_crosses(here.modules[-1], query))
+        arrays_of_call = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
+        arrays = {x: arrays_of_call.pop(x) for x in ("query", "key", "lse")}
+        call = CapturedCall.of(**arrays, options=arrays_of_call, cross=_crosses(here.modules[-1], query))
         if last is not None and piece and self._add_piece(last.layer, call, own_keys):
             here.last = _LastCall(last.layer, _Place.of(query), _Place.of(key), last.rows + n_q)
             return
@@ -369,8 +369,9 @@ class Recorder:
     def _is_piece(self, last: _LastCall, query: torch.Tensor, key: torch.Tensor, axis: int) -> bool:
         """Return True if a call is the next piece of the last one.
 
-        Its queries and keys are views behind those, or its keys are the same. Together they have no more rows than the
-        sequence that the module was given: else they are other batch elements or heads.
+        Queries and keys of a next piece are views that follow those of the last call, or its keys are the same.
+        Together the calls have no more rows than the sequence that the module was given: else they are other batch
+        elements or heads.
         """
         modules = self.runs.here.modules
         if (modules[-1].name or "attention") != _module(last.layer):
@@ -378,9 +379,9 @@ class Recorder:
         if not last.query.precedes(query, axis) or not (last.key.precedes(key, axis) or last.key.holds(key)):
             return False
         for running in reversed(modules):
-            given = [x for x in running.given.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            if not any(x.data_ptr() == query.data_ptr() and x.numel() == query.numel() for x in given):
-                lengths = [x.shape[-2] for x in given if x.ndim > 1]
+            tensors = [x for x in running.given.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            if not any(x.data_ptr() == query.data_ptr() and x.numel() == query.numel() for x in tensors):
+                lengths = [x.shape[-2] for x in tensors if x.ndim > 1]
                 if lengths:
                     return last.rows + query.shape[axis] <= max(lengths)
         return False
@@ -499,12 +500,12 @@ def _values(value: torch.Tensor, call: CapturedCall, layout: str) -> Array:
 
 def _crosses(running: RunningModule, query: torch.Tensor) -> bool:
     """Return True if the keys of a call belong to another sequence."""
-    given = running.given
-    if any(given.get(name) is not None for name in OTHER_SEQUENCE):
+    arguments = running.given
+    if any(arguments.get(name) is not None for name in OTHER_SEQUENCE):
         return True
     if getattr(running.module, "is_cross_attention", False):
         return True
-    own, other = given.get("query"), given.get("key")
+    own, other = arguments.get("query"), arguments.get("key")
     if isinstance(own, torch.Tensor) and own.ndim <= 3:
         return other is not None and other is not own
     return False

@@ -113,10 +113,10 @@ class TextModel:
         check_length(ids, getattr(self.network, "config", None))
         values: dict[str, Array] = {}
         with self.lock, self.evaluating():
-            given = {"input_ids": torch.from_numpy(ids).to(self._device())}
+            batch_inputs = {"input_ids": torch.from_numpy(ids).to(self._device())}
             if self.answers:
-                given["decoder_input_ids"] = self._answer(given)
-            shown = {given["input_ids"].shape: labels}
+                batch_inputs["decoder_input_ids"] = self._answer(batch_inputs)
+            shown = {batch_inputs["input_ids"].shape: labels}
             with (
                 attention_seen(self.network, "this model"),
                 capture(self.network, tokenizer=lambda row: self._labels(row, shown), values=values) as seen,
@@ -124,10 +124,10 @@ class TextModel:
                 on_tokens_alone(self.network),
             ):
                 if self.predicts != "next":
-                    without_logits(self.network)(**given)
-                    return TextRun(seen, values, self._masked(given["input_ids"]))
-                logits = self.forward(given, self._kept(given))
-            batch = next_tokens(given, logits.shape[1])
+                    without_logits(self.network)(**batch_inputs)
+                    return TextRun(seen, values, self._masked(batch_inputs["input_ids"]))
+                logits = self.forward(batch_inputs, self._kept(batch_inputs))
+            batch = next_tokens(batch_inputs, logits.shape[1])
             return TextRun(seen, values, batch, _selected(logits, batch).cpu().numpy())
 
     def logits(self, run: TextRun) -> Array:
@@ -200,8 +200,8 @@ class TextModel:
     def _answer(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the tokens that an encoder-decoder model answers, but the last."""
         network: Any = self.network
-        made: torch.Tensor = network.generate(**given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
-        return made[:, : max(1, made.shape[1] - 1)]
+        answer: torch.Tensor = network.generate(**given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
+        return answer[:, : max(1, answer.shape[1] - 1)]
 
     def _kept(self, given: Mapping[str, torch.Tensor]) -> int:
         """Return how many of the last tokens get logits."""
@@ -302,13 +302,13 @@ class LossesWithout:
         r, n = next(iter(batch.given.values())).shape
         most = min(TOKENS // (r * n), LOGITS // (4 * r * len(batch.positions) * self.model.vocabulary))
         heads = range(first, min(first + max(1, most), len(layer.numbers)))
-        given = {name: x.repeat(len(heads), 1) for name, x in batch.given.items()}
+        repeated = {name: x.repeat(len(heads), 1) for name, x in batch.given.items()}
         replaced = [(layer.numbers[head],) for head in heads for _ in range(r)]
         with (
             skipped(self.model.network, layer.name, self._ends, len(heads)),
             heads_replaced(self.model.network, layer.name, replaced, self.how),
         ):
-            logits = self.model.forward(given, self.model.kept(batch))
+            logits = self.model.forward(repeated, self.model.kept(batch))
         self.rows += [(number, head, loss) for head, loss in zip(heads, _losses(logits, batch), strict=True)]
 
     def _next(self) -> tuple[int, int]:
@@ -353,10 +353,10 @@ def heads_replaced(
     inside = ModuleCall(network.get_submodule(name if name in dict(network.named_modules()) else ""), int(times or 1))
 
     def attention(*args: Any, **options: Any) -> Any:
-        made = adapter.attention(*args, **options)
+        attended = adapter.attention(*args, **options)
         if not inside.now:
-            return made
-        out, *others = made if isinstance(made, tuple) else (made,)
+            return attended
+        out, *others = attended if isinstance(attended, tuple) else (attended,)
         out = replaced(out, heads, how, -2 if options.get("layout") == "bnhd" else -3)
         return (out, *others) if others else out
 
@@ -441,14 +441,14 @@ def recorded(network: nn.Module) -> Iterator[dict[nn.Module, Any]]:
 def skipped(network: nn.Module, layer: str, ends: Mapping[nn.Module, Any], times: int) -> Iterator[None]:
     """Skip the layers that run before the one of an attention, inside of a `with`.
 
-    They return what they returned in `ends`, for `times` as many sequences.
+    Skipped layers return what they returned in `ends`, for `times` as many sequences.
     """
     of = [module for name, module in network.named_modules() if f"{layer}.".startswith(f"{name}.")]
     before = list(ends)
     before = before[: next((n for n, module in enumerate(before) if module in of), 0)]
     for module in before:
-        made = modes.map_tensors(torch.Tensor, lambda x: _repeated(x, times), ends[module])
-        module.forward = lambda *args, _made=made, **options: _made
+        outputs = modes.map_tensors(torch.Tensor, lambda x: _repeated(x, times), ends[module])
+        module.forward = lambda *args, _made=outputs, **options: _made
     try:
         yield
     finally:

@@ -130,10 +130,10 @@ def _replace_windows(module: Any, sorted_by: Callable[[Any, Any], None], stack: 
 
     @wraps(original)
     def sort(*args: Any, **options: Any) -> Any:
-        found = original(*args, **options)
+        windows = original(*args, **options)
         if watching():
-            sorted_by(*found)
-        return found
+            sorted_by(*windows)
+        return windows
 
     stack.callback(setattr, module, WINDOWS, original)
     setattr(module, WINDOWS, sort)
@@ -142,7 +142,7 @@ def _replace_windows(module: Any, sorted_by: Callable[[Any, Any], None], stack: 
 class SdpaMode(torch.overrides.TorchFunctionMode):
     """Function mode that replaces `F.scaled_dot_product_attention` by regard's.
 
-    It works however the function was imported.
+    The mode works however the function was imported.
     """
 
     original = staticmethod(F.scaled_dot_product_attention)

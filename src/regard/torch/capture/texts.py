@@ -83,8 +83,8 @@ class Texts:
     ) -> ReadText | None:
         """Return the text of the queries of a call.
 
-        None if a running module is given other numbers of tokens, as those of pictures are. before: the text of the
-        layer so far. assign: a text that was read since belongs to this call and to those after it.
+        The result is None if a running module is given other numbers of tokens, as those of pictures are. before: the
+        text of the layer so far. assign: a text that was read since belongs to this call and to those after it.
         """
         inside = running[self._depth :]
         if not all(_fits(x.given, self._shape, x is inside[-1]) for x in inside):
@@ -108,8 +108,8 @@ class Texts:
     def name(self, text: ReadText | None, layer: str = "", layers: Sequence[str] = ()) -> str | None:
         """Return the name of a text; None if another took its place.
 
-        None also if the module of a layer is in a tower of other inputs. layers: the names of the modules of all
-        layers. Those of a text are in the innermost modules that were given it.
+        The name is None also if the module of a layer is in a tower of other inputs. layers: the names of the modules
+        of all layers. Those of a text are in the innermost modules that were given it.
         """
         readers = [x for x in text.readers if any(inside(y, x) for y in layers)] if text is not None else []
         innermost = [x for x in readers if not any(y != x and inside(y, x) for y in readers)]

@@ -71,11 +71,11 @@ class PictureTiles:
     def grids(self, tokens: Array, shown: Sequence[Any], batch: int) -> list[PatchGrid]:
         """Return the grids of the whole picture and of its tiles. tokens: of both. shown: the pixels of each."""
         whole, others = np.split(tokens, [self.side**2])
-        made = [PatchGrid(self.side, self.side, whole, picture=shown[0], batch=batch, name="whole")]
+        grids = [PatchGrid(self.side, self.side, whole, picture=shown[0], batch=batch, name="whole")]
         if self.rows:
             others = others.reshape(self.rows, -1)[:, :-1].reshape(-1)
-            made.append(PatchGrid(self.rows, self.columns, others, picture=shown[1], batch=batch, name="tiles"))
-        return made
+            grids.append(PatchGrid(self.rows, self.columns, others, picture=shown[1], batch=batch, name="tiles"))
+        return grids
 
     def shown(self, read: Array) -> list[Array]:
         """Return the whole picture, and its tiles as one without its padding: (3, y, x).

@@ -151,11 +151,11 @@ def one_by_one(call: TensorCall, f: Function, dims: Sequence[int | None]) -> Fun
     varying_dims, fixed_dims = split(call, dims)
 
     def batch(varying: Tensors, fixed: Tensors) -> Tensors:
-        given, axes = (*varying, *fixed), (*varying_dims, *fixed_dims)
-        size = next(x.shape[d] for x, d in zip(given, axes, strict=True) if d is not None)
+        tensors, axes = (*varying, *fixed), (*varying_dims, *fixed_dims)
+        size = next(x.shape[d] for x, d in zip(tensors, axes, strict=True) if d is not None)
         each = []
         for n in range(size):
-            one = [x if d is None else x.select(d, n) for x, d in zip(given, axes, strict=True)]
+            one = [x if d is None else x.select(d, n) for x, d in zip(tensors, axes, strict=True)]
             each.append(f(tuple(one[: len(varying)]), tuple(one[len(varying) :])))
         return tuple(map(torch.stack, zip(*each, strict=True)))
 

@@ -24,16 +24,16 @@ KNOWS = frozenset({
 def outputs(call: TensorCall, finite: bool, rows: range, floats: Tensors, others: Tensors) -> Tensors:
     """Return out, lse and, if observed, entropy of some rows, with zeros in all others.
 
-    So the outputs, and all their derivatives, are sums over blocks of rows.
+    The outputs of a call, and all their derivatives, are therefore sums over blocks of rows.
     """
-    given = dict(zip(call.inputs, floats + others, strict=True))
-    size = CallSizes.of(call, [x.shape for x in given.values()])
-    f = formula(call, size, given, finite)
+    inputs = dict(zip(call.inputs, floats + others, strict=True))
+    size = CallSizes.of(call, [x.shape for x in inputs.values()])
+    f = formula(call, size, inputs, finite)
     block = Block(f, rows, range(size.n_k))
     first = size.positions_first
-    x = {n: a.transpose(-2, -3) if first and n in ("query", "key", "value") else a for n, a in given.items()}
+    x = {n: a.transpose(-2, -3) if first and n in ("query", "key", "value") else a for n, a in inputs.items()}
     y = block.outputs({n: block.part(n, a).to(f.real) for n, a in x.items() if n in call.floats or n in call.constants})
-    results = [whole(size, rows, y.out, 1).to(given["query"].dtype), whole(size, rows, y.lse)]
+    results = [whole(size, rows, y.out, 1).to(inputs["query"].dtype), whole(size, rows, y.lse)]
     if y.entropy is not None:
         results.append(whole(size, rows, y.entropy))
     if first and not call.weights:
@@ -75,9 +75,9 @@ def formula(call: TensorCall, size: CallSizes, given: dict[Any, Tensor], finite:
 
 def constant(x: Any, given: dict[Any, Tensor], real: torch.dtype, device: torch.device) -> Tensor:
     """Return the tensor of an array of a rule, which may be one of the call's."""
-    found = next((a for y, a in given.items() if y is x), None)
-    found = tensor_on(getattr(x, "array", x), device) if found is None else found
-    return found.to(real) if found.is_floating_point() else found
+    moved = next((a for y, a in given.items() if y is x), None)
+    moved = tensor_on(getattr(x, "array", x), device) if moved is None else moved
+    return moved.to(real) if moved.is_floating_point() else moved
 
 
 def seed_of(call: TensorCall, given: dict[Any, Tensor], device: torch.device) -> Tensor:

@@ -126,6 +126,6 @@ def composite(
 
 def register() -> None:
     """Give `torch.nn.attention.activate_flash_attention_impl` the name "regard", where PyTorch has it."""
-    known = getattr(torch.nn.attention, "register_flash_attention_impl", None)
-    if known is not None:
-        known("regard", register_fn=activate)
+    make_known = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if make_known is not None:
+        make_known("regard", register_fn=activate)

@@ -25,10 +25,10 @@ def forward(
     call, more = call_of(query, dropout_p, is_causal, attn_mask, scale)
     out, lse = kernels.attention(call, transposed(query), transposed(key), transposed(value), *more)
     lse = lse.masked_fill_(lse == -torch.inf, 0)
-    found, rows = torch.empty_like(query), lse.transpose(1, 2).contiguous().transpose(1, 2)
-    if found.stride() == transposed(out).stride():
+    like_query, rows = torch.empty_like(query), lse.transpose(1, 2).contiguous().transpose(1, 2)
+    if like_query.stride() == transposed(out).stride():
         return transposed(out), rows
-    return found.copy_(transposed(out)), rows
+    return like_query.copy_(transposed(out)), rows
 
 
 def backward(

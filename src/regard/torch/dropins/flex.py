@@ -196,7 +196,7 @@ def _visible(block_mask: BlockMask, query: torch.Tensor, key: torch.Tensor) -> A
 def _tables(block_mask: BlockMask) -> Any:
     """Return which blocks are listed, and which as full: booleans (b, h, blocks of queries, blocks of keys).
 
-    They are tensors in a graph, and arrays elsewhere, as nothing in them has a derivative.
+    Booleans are tensors in a graph, and arrays elsewhere, as nothing in them has a derivative.
     """
     n = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
 
@@ -251,9 +251,10 @@ _shared = Shared()
 def flex() -> Iterator[None]:
     """Replace PyTorch's `flex_attention` inside of a `with`, also where it was compiled.
 
-    It reaches every loaded module that has the function, or ``torch.compile(flex_attention)``, by a
-    name of its own, and models of transformers with ``attn_implementation="flex_attention"``. A
-    model that was compiled as a whole keeps what it compiled.
+    The replacement reaches every loaded module that has the function, or
+    ``torch.compile(flex_attention)``, by a name of its own, and models of transformers with
+    ``attn_implementation="flex_attention"``. A model that was compiled as a whole keeps what it
+    compiled.
 
     May be nested. The function belongs to the process: while one thread is inside, all threads call
     it. PyTorch's is restored when the last has left.

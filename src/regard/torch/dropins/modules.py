@@ -17,8 +17,8 @@ _shared = Shared()
 def held() -> ExitStack:
     """Have modules call the function until the returned stack, and all others of this function, are closed.
 
-    Their fused inference path, which does not call it, is off, and nested tensors, which PyTorch takes on that path
-    alone, are attended to one sequence after the other.
+    The fused inference path of modules, which does not call it, is off, and nested tensors, which PyTorch takes on that
+    path alone, are attended to one sequence after the other.
     """
     return _shared.held(_replaced)
 
@@ -39,8 +39,8 @@ def _replaced() -> ExitStack:
 def refuse_script(*_: Any) -> Any:
     """Raise RuntimeError before TorchScript compiles an owner of this attribute.
 
-    It also forgets the types of modules with methods yet to be compiled. TorchScript keeps them
-    after an error, and would define their methods twice when the module is scripted again.
+    The call also forgets the types of modules with methods yet to be compiled. TorchScript keeps
+    them after an error, and would define their methods twice when the module is scripted again.
     """
     store = modes.script_types
     for types in store.type_store.values():

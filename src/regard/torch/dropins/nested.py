@@ -24,8 +24,8 @@ def attention(
 
     As in PyTorch, errors are ValueError if a tensor is jagged, and RuntimeError if all are strided or sizes do not fit.
     """
-    given = {"query": query, "key": key, "value": value}
-    layouts = {name: str(x.layout).removeprefix("torch.") if x.is_nested else "dense" for name, x in given.items()}
+    operands = {"query": query, "key": key, "value": value}
+    layouts = {name: str(x.layout).removeprefix("torch.") if x.is_nested else "dense" for name, x in operands.items()}
     error = ValueError if "jagged" in layouts.values() else RuntimeError
     if len(set(layouts.values())) != 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in layouts.items())
@@ -50,25 +50,25 @@ def attention(
     if is_causal and any(q.shape[-2] != k.shape[-2] for q, k, _ in parts):
         raise _lengths_differ()
     outs = [one(*part, **options) for part in parts]
-    found: torch.Tensor = torch.nested.as_nested_tensor(outs) if outs else torch.zeros_like(query)
-    return found
+    nested: torch.Tensor = torch.nested.as_nested_tensor(outs) if outs else torch.zeros_like(query)
+    return nested
 
 
 def _jagged(
     one: Callable[..., torch.Tensor], query: Any, key: Any, value: Any, options: dict[str, Any]
 ) -> torch.Tensor:  # fmt: skip
-    given = query, key, value
-    ragged = {x._ragged_idx for x in given}
+    operands = query, key, value
+    ragged = {x._ragged_idx for x in operands}
     if len(ragged) != 1:
         raise ValueError(f"Expected query, key, and value to be ragged on one dimension, but got {sorted(ragged)}")
-    if ragged == {1} and min(x.dim() for x in given) > 3:  # ragged on a batch axis: positions are dense
-        ends = [(x.offsets(), x.lengths()) for x in given]
+    if ragged == {1} and min(x.dim() for x in operands) > 3:  # ragged on a batch axis: positions are dense
+        ends = [(x.offsets(), x.lengths()) for x in operands]
         for other in ends[1:]:
             if not all(_same(a, b) for a, b in zip(ends[0], other, strict=True)):
                 raise RuntimeError("query, key and value that are ragged on a batch must have the same lengths")
-        dense = one(*(x.values() for x in given), **options)
-        found: torch.Tensor = torch.nested.nested_tensor_from_jagged(dense, *ends[0])
-        return found
+        dense = one(*(x.values() for x in operands), **options)
+        nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(dense, *ends[0])
+        return nested
     if ragged != {2} or not query.dim() == key.dim() == value.dim() == 4:
         raise ValueError(
             "Jagged tensors must be (sequences, heads, n*, d), or (sequences, batch*, ..., n, d), * where lengths "
@@ -93,9 +93,9 @@ def _lengths_differ() -> RuntimeError:
 
 
 def _lengths(x: Any) -> torch.Tensor:
-    given = x.lengths()
-    found: torch.Tensor = x.offsets().diff() if given is None else given
-    return found
+    recorded = x.lengths()
+    lengths: torch.Tensor = x.offsets().diff() if recorded is None else recorded
+    return lengths
 
 
 def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -110,20 +110,20 @@ def multihead(forward: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
         need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True, is_causal: bool = False,
     ) -> Any:  # fmt: skip
-        given = query, key, value
+        operands = query, key, value
         plain = key_padding_mask is None and attn_mask is None and not is_causal and self.batch_first
-        if not plain or any(not x.is_nested or x.layout is not torch.strided for x in given):
+        if not plain or any(not x.is_nested or x.layout is not torch.strided for x in operands):
             return forward(
                 self, query, key, value, key_padding_mask=key_padding_mask, need_weights=need_weights,
                 attn_mask=attn_mask, average_attn_weights=average_attn_weights, is_causal=is_causal,
             )  # fmt: skip
         options = {"need_weights": need_weights, "average_attn_weights": average_attn_weights}
-        sequences = zip(*(x.unbind() for x in given), strict=True)
-        found = [forward(self, *(x[None] for x in sequence), **options) for sequence in sequences]
-        out = torch.nested.as_nested_tensor([x[0] for x, _ in found])
+        sequences = zip(*(x.unbind() for x in operands), strict=True)
+        results = [forward(self, *(x[None] for x in sequence), **options) for sequence in sequences]
+        out = torch.nested.as_nested_tensor([x[0] for x, _ in results])
         if not need_weights:
             return out, None
-        weights = [w[0] for _, w in found]
+        weights = [w[0] for _, w in results]
         n_q, n_k = (max(w.shape[axis] for w in weights) for axis in (-2, -1))
         pad = torch.nn.functional.pad
         return out, torch.stack([pad(w, (0, n_k - w.shape[-1], 0, n_q - w.shape[-2])) for w in weights])

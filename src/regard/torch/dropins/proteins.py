@@ -19,7 +19,7 @@ LARGE = -1e4  # a bias of at most this hides a key
 def adopt(model: torch.nn.Module) -> list[str]:
     """Replace the attention of Boltz's and OpenFold-3's modules, and return the modules' names.
 
-    These packages take their fast kernels on CUDA devices only. The modules that are replaced
+    Boltz and OpenFold-3 take their fast kernels on CUDA devices only. The modules that are replaced
     compute triangle attention, attention with pair bias, MSA row and column attention and atom
     attention, by `regard.attention`, in training too. Parameters and their names stay. To undo it
     for a module, delete its attribute `forward`.

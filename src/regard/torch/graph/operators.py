@@ -62,8 +62,8 @@ def operate(name: str, call: TensorCall, given: Given) -> Results:
     """Run an operation by the dispatcher."""
     if "torch.utils.flop_counter" in sys.modules:
         be_counted()
-    found: Results = OPERATIONS[name](list(given), text_of_call(call))
-    return found
+    results: Results = OPERATIONS[name](list(given), text_of_call(call))
+    return results
 
 
 def attention_fake(given: list[Any], text: str) -> Results:
@@ -143,8 +143,8 @@ def tangent_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> 
 def derivative_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
     """Count twice as much for each forward step, three times as much for each reverse one."""
     call = call_of(text)
-    given = [torch.empty(x, device="meta") for x in shapes]
-    one, examples = higher.one_example(call, given)
+    tensors = [torch.empty(x, device="meta") for x in shapes]
+    one, examples = higher.one_example(call, tensors)
     second, *steps = call.steps
     forward, reverse = (1, 1) if second == "backward_tangent" else (2, 0)
     factor = 2 ** (forward + steps.count("forward")) * 3 ** (reverse + steps.count("reverse"))

@@ -5,13 +5,10 @@ What is done to them is recorded as steps, of constants and of tensors by number
 of the trace, on the tracer of `regard.rules`, and on tensors without values. So what a rule may do is written there.
 """
 
-import builtins
-import dis
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,6 +20,7 @@ from regard.rules import Table, Traced, as_mask, as_score, rebuild
 from regard.rules.expression import MASK_LEAVES, SCORE_LEAVES
 from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
+from regard.torch.graph import opcodes
 from regard.torch.graph.texts import text_of
 from regard.torch.modes import constant, guard_scalar, has_static_value, has_symbols, outside_of_graphs
 from regard.torch.rules import reading
@@ -33,6 +31,10 @@ NUMBERS = (bool, int, float, str, type(None))
 OUTSIDE = (
     "the {0} function {1!r} breaks the graph of torch.compile, which cannot run it: use PyTorch's functions and "
     "regard.where in it, not NumPy's, and compare with no changing number; or make the rule outside, with regard.{0}"
+)
+UNREAD = (
+    "the {0} function {1!r} breaks the graph of torch.compile: regard does not read the bytecode of CPython {2}.{3}; "
+    "make the rule outside, with regard.{0}"
 )
 UNKNOWN = 2**15  # stands for a size that is a symbol: more elements than a rule computes with, so that none reads it
 Step = tuple[Any, tuple[Operand, ...], tuple[tuple[str, Operand], ...]]
@@ -138,9 +140,9 @@ def recorded(function: Any, args: Any, kwargs: Any) -> Any:
 
 def first_of(values: Any) -> Recorded | None:
     for x in values:
-        found = first_of(x) if isinstance(x, tuple | list) else x if isinstance(x, Recorded) else None
-        if found is not None:
-            return found
+        first = first_of(x) if isinstance(x, tuple | list) else x if isinstance(x, Recorded) else None
+        if first is not None:
+            return first
     return None
 
 
@@ -187,7 +189,7 @@ def name_of_steps(
     forms: shapes and dtypes of the tensors.
     """
     if not torch.compiler.is_compiling():
-        warn_once(OUTSIDE.format(argument, name))
+        warn_of(argument, name)
     tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms]
     function = again(steps, result, {"tensor": tensors, "table": tables})
     function.__name__ = name
@@ -212,11 +214,11 @@ def again(steps: Sequence[Step], result: Operand, arrays: dict[str, Sequence[Any
 
     def function(*leaves: Any) -> Any:
         values = [*leaves]
-        given = arrays | {"value": values}
+        by_kind = arrays | {"value": values}
 
         def read(x: Operand) -> Any:
             kind, at = x
-            return tuple(map(read, at)) if kind == "tuple" else given[kind][at] if kind in given else at
+            return tuple(map(read, at)) if kind == "tuple" else by_kind[kind][at] if kind in by_kind else at
 
         for step, operands, named in steps:
             args = [read(x) for x in operands]
@@ -247,42 +249,14 @@ def recordable(function: Any) -> bool:
 
 @constant
 def unrecordable(code: CodeType) -> bool:
-    """Return True if code takes a function of ``np``, or has ``~``, which Dynamo does not call on objects of a class.
-
-    So if that of a function in it does.
-    """
-    for module, member in pairwise(dis.get_instructions(code)):
-        if module.opname == "UNARY_INVERT":
-            return True
-        if module.argval in ("np", "numpy") and module.opname.startswith("LOAD"):
-            x = getattr(np, str(member.argval), None)
-            if callable(x) and not isinstance(x, type):
-                return True
-    return any(unrecordable(x) for x in code.co_consts if isinstance(x, CodeType))
+    """Return True if Dynamo cannot run code on `Recorded` values, or if the bytecode of this CPython is unknown."""
+    return opcodes.version() not in opcodes.VERSIONS or opcodes.calls_numpy_or_inverts(code)
 
 
 @constant
 def symbols_in(code: CodeType) -> bool:
     """Return True if code may compare an index with a symbol of the graph, which Dynamo takes for another type."""
-    return has_symbols() and compares_others(code)
-
-
-def compares_others(code: CodeType) -> bool:
-    """Return True if code compares a variable that is not its own, or, for equality, a result of arithmetic.
-
-    Functions that it calls may compare too: True for all but those of Python and of modules other than `operator`.
-    """
-    steps = [x for x in dis.get_instructions(code) if x.opname != "CACHE"]
-    for n, x in enumerate(steps):
-        called = "NULL" in x.argrepr or "PUSH_NULL" in {y.opname for y in steps[max(n - 1, 0) : n + 2]}
-        called = called and steps[n + 1].opname != "LOAD_ATTR"  # a module of which a function is called
-        if x.opname.startswith("LOAD") and (called or x.argval == "operator") and not hasattr(builtins, str(x.argval)):
-            return True
-        before = {y.opname for y in steps[max(n - 2, 0) : n]}
-        others = {"LOAD_DEREF", "LOAD_GLOBAL"} | ({"BINARY_OP"} if x.argval in ("==", "!=") else set())
-        if x.opname == "COMPARE_OP" and before & others:
-            return True
-    return any(compares_others(x) for x in code.co_consts if isinstance(x, CodeType))
+    return has_symbols() and opcodes.compares_others(code)
 
 
 def numbers_alone(argument: str, function: Any) -> bool:
@@ -312,8 +286,15 @@ def reads_tensors(argument: str, function: Any, numbers: tuple[Any, ...]) -> boo
 @outside_of_graphs("Dynamo cannot run the function of a mask or a score")
 def run_outside(argument: str, function: Any) -> Any:
     """Return the rule of a function that Dynamo cannot run."""
-    warn_once(OUTSIDE.format(argument, name_of(function)))
+    warn_of(argument, name_of(function))
     return rule_of(argument, function)
+
+
+def warn_of(argument: str, name: str) -> None:
+    """Warn that a function breaks the graph."""
+    version = opcodes.version()
+    text = OUTSIDE if version in opcodes.VERSIONS else UNREAD
+    warn_once(text.format(argument, name, *version))
 
 
 def rule_of(argument: str, function: Any) -> Any:

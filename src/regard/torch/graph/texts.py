@@ -26,7 +26,7 @@ from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.modes import guard_scalar, tracing
 from regard.torch.rules import TensorMask, TensorTable
 
-MOST_INLINE = 2**16
+MOST_INLINE = 2**16  # bytes of an array in the text of a call; a larger one is named by its digest
 TYPES = {same: kind for kind, same in NUMPY.items()}
 _large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
 _lasting: dict[
@@ -102,15 +102,15 @@ def _slot(x: Any) -> Any:
 
 
 def written(x: Any, lasting: bool) -> dict[str, Any]:
-    found = {"dtype": x.dtype.name, "shape": x.shape}
+    form = {"dtype": x.dtype.name, "shape": x.shape}
     data = np.ascontiguousarray(x).tobytes()
     if len(data) <= MOST_INLINE:
-        return found | {"data": base64.b64encode(data).decode()}
+        return form | {"data": base64.b64encode(data).decode()}
     digest = hashlib.sha256(data).hexdigest()
     _large[digest] = x
     if lasting:
         _lasting[digest] = x
-    return found | {"digest": digest}
+    return form | {"digest": digest}
 
 
 def array_of(given: dict[str, Any]) -> Any:
@@ -129,19 +129,19 @@ def array_of(given: dict[str, Any]) -> Any:
 @lru_cache(maxsize=1024)
 def named(text: str) -> NamedRule:
     """Read a rule that `text_of` wrote."""
-    given = json.loads(text)
+    fields = json.loads(text)
     slots: list[Any] = [
         TensorMask(None, (1,) * form[0])
         if kind == "flags"
         else TensorTable("table", None, tuple(form[0]), getattr(torch, form[1].removeprefix("torch.")), form[2])
-        for kind, *form in given["slots"]
+        for kind, *form in fields["slots"]
     ]
     tables, dense = (
-        [slots[x["slot"]] if "slot" in x else array(x) for x in given[name]]
+        [slots[x["slot"]] if "slot" in x else array(x) for x in fields[name]]
         for name, array in (("tables", lambda x: Table(array_of(x), bounds=x["bounds"])), ("dense", array_of))
     )
-    requires = tuple(Requirement(**x) for x in given["requires"])
-    text_of_rule = RuleText(given["kind"], given["expression"], given["prints"], requires, given["binds"])
+    requires = tuple(Requirement(**x) for x in fields["requires"])
+    text_of_rule = RuleText(fields["kind"], fields["expression"], fields["prints"], requires, fields["binds"])
     return NamedRule(text_of_rule.rule(tables, dense), tuple(slots))
 
 
@@ -165,11 +165,11 @@ def plain_number(x: Any) -> Any:
 
 def text_of_call(call: TensorCall) -> str:
     """Write a call as text, from which `call_of` returns it or an equal one."""
-    found = _texts.get(call)
-    if found is None and call.ranks is not None:  # of this process alone
-        found = _texts[call] = f"call {id(call)} of one rank of several"
-        _calls[found] = call
-    if found is None:
+    described = _texts.get(call)
+    if described is None and call.ranks is not None:  # of this process alone
+        described = _texts[call] = f"call {id(call)} of one rank of several"
+        _calls[described] = call
+    if described is None:
         slots: dict[int, int] = {}
         lasting = tracing()
 
@@ -183,15 +183,15 @@ def text_of_call(call: TensorCall) -> str:
 
         score, score_slots = rule(call.options["score"])
         mask, mask_slots = rule(call.options["mask"])
-        found = _texts[call] = call_text(
+        described = _texts[call] = call_text(
             mask=mask, score=score, slots=[score_slots, mask_slots], engine=call.engine, weights=call.weights,
             low=call.low, floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
             others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
             observe=[[s.name, s.of] for s in call.observe], folded=call.folded, steps=call.steps,
             options={name: x for name, x in call.options.items() if name not in (*RULES, "observe")},
         )  # fmt: skip
-        _calls[found] = call
-    return found
+        _calls[described] = call
+    return described
 
 
 def call_of(text: str) -> TensorCall:
@@ -207,27 +207,27 @@ def _read(text: str) -> TensorCall:
     in order, by name or by the number of a slot. The rest is as in `TensorCall`.
     """
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        given = {}
-    if "low" not in given:
+        fields = {}
+    if "low" not in fields:
         raise RuntimeError(f"this graph is of another version of regard, trace it again: {text[:20]!r}...")
     slots: dict[int, Any] = {}
     rules = {}
-    for name, numbers in zip(("score", "mask"), given["slots"], strict=True):
-        rule, own = NamedRule(None, ()) if given[name] is None else named(given[name]).fresh
+    for name, numbers in zip(("score", "mask"), fields["slots"], strict=True):
+        rule, own = NamedRule(None, ()) if fields[name] is None else named(fields[name]).fresh
         shared = {id(x): slots.setdefault(n, x) for n, x in zip(numbers, own, strict=True)}
         if any(id(x) != at for at, x in shared.items()):  # a table that both rules read
             rule = replace(rule, node=rebuild(rule.node, shared))
         rules[name] = rule
     floats, others = (
-        tuple(x if isinstance(x, str) else slots[x] for x in given[name]) for name in ("floats", "others")
+        tuple(x if isinstance(x, str) else slots[x] for x in fields[name]) for name in ("floats", "others")
     )
-    options = {name: frozen(x) for name, x in given["options"].items()}
-    observe = tuple(statistic(name, observed(of)) for name, of in given["observe"])
+    options = {name: frozen(x) for name, x in fields["options"].items()}
+    observe = tuple(statistic(name, observed(of)) for name, of in fields["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
-    call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"], low=given["low"])
-    call = replace(call, steps=frozen(given.get("steps", [])))
+    call = TensorCall(whole, floats, others, fields["engine"], fields["folded"], fields["weights"], low=fields["low"])
+    call = replace(call, steps=frozen(fields.get("steps", [])))
     _texts[call] = text
     return call
 

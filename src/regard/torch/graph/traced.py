@@ -124,9 +124,9 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
         bounds = kwargs.get("bounds")
         if bounds not in (None, "clamp"):
             raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
-        given = dict(zip(("array", "name"), args, strict=False)) | kwargs
-        attribute = given.get("name")
-        x = given["array"] if attribute is None else getattr(given["array"], attribute)
+        arguments = dict(zip(("array", "name"), args, strict=False)) | kwargs
+        attribute = arguments.get("name")
+        x = arguments["array"] if attribute is None else getattr(arguments["array"], attribute)
         return x if bounds is None else Clamped(x)
     if name in ("where", "__getitem__"):
         step = recorded(regard.rules.where if name == "where" else looked_up, args, kwargs)
@@ -207,8 +207,8 @@ def name_of_flags(ndim: int) -> str:
 
 @constant
 def name_of_inverse(name: str) -> str:
-    found = named(name)
-    return text_of(~found.rule, found.slots)
+    rule = named(name)
+    return text_of(~rule.rule, rule.slots)
 
 
 @constant
@@ -281,15 +281,15 @@ def attention(
     bias = options.get("bias")
     constants = ("bias",) if isinstance(bias, torch.Tensor) and not trained(bias) else ()
     for name, into in (*((name, tail if name in constants else floats) for name in ARRAYS), ("offset", tail)):
-        given = options.get(name)
-        if name == "offset" and isinstance(given, int):
+        argument = options.get(name)
+        if name == "offset" and isinstance(argument, int):
             # An input, because it changes from one decode step to the next.
-            given = torch.full((), given, dtype=torch.int64, device="cpu")
-        elif name == "offset" and isinstance(given, torch.Tensor):
-            given = given.cpu()  # checks read it
-        if given is not None:
+            argument = torch.full((), argument, dtype=torch.int64, device="cpu")
+        elif name == "offset" and isinstance(argument, torch.Tensor):
+            argument = argument.cpu()  # checks read it
+        if argument is not None:
             names.append(name)
-            into.append(given)
+            into.append(argument)
     trains = []
     if score is not None:
         for x in score.tensors:

@@ -79,8 +79,8 @@ OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.
 class KVCache:
     """Keys and values seen by a `MultiHeadAttention`, for decoding step by step.
 
-    It doubles as needed, and is for inference: under `torch.no_grad()` or `torch.inference_mode()`.
-    Position 0 is the first key that was ever appended.
+    The cache doubles as needed, and is for inference: under `torch.no_grad()` or
+    `torch.inference_mode()`. Position 0 is the first key that was ever appended.
 
     >>> cache = KVCache()
     >>> attention = MultiHeadAttention(16, 2, causal=True)
@@ -222,13 +222,13 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.causal, self.scale = float(dropout), causal, scale
         self.mask: Mask | None = None if mask is None else as_mask(mask, frozen=True)
         self.score: Score | None = None if score is None else as_score(score)
-        made = {"device": device, "dtype": dtype}
-        self.w_q = nn.Linear(d_model, h * d, bias="q" in biases, **made)
-        self.w_k = nn.Linear(d_model if key_dim is None else key_dim, h_kv * d, bias="k" in biases, **made)
-        self.w_v = nn.Linear(d_model if value_dim is None else value_dim, h_kv * d_v, bias="v" in biases, **made)
-        self.w_o = nn.Linear(h * d_v, d_model, bias="o" in biases, **made)
-        self.sink = nn.Parameter(torch.empty(h, **made)) if sink else None
-        self.positions = _positions(positions, h, d, made)
+        factory = {"device": device, "dtype": dtype}
+        self.w_q = nn.Linear(d_model, h * d, bias="q" in biases, **factory)
+        self.w_k = nn.Linear(d_model if key_dim is None else key_dim, h_kv * d, bias="k" in biases, **factory)
+        self.w_v = nn.Linear(d_model if value_dim is None else value_dim, h_kv * d_v, bias="v" in biases, **factory)
+        self.w_o = nn.Linear(h * d_v, d_model, bias="o" in biases, **factory)
+        self.sink = nn.Parameter(torch.empty(h, **factory)) if sink else None
+        self.positions = _positions(positions, h, d, factory)
         self.reset_parameters()
 
     @classmethod
@@ -364,11 +364,11 @@ class FeedForward(nn.Module):
         super().__init__()
         if isinstance(activation, str) and activation not in _ACTIVATIONS:
             raise ValueError(f"activation must be a function or one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
-        made = {"bias": bias, "device": device, "dtype": dtype}
+        factory = {"bias": bias, "device": device, "dtype": dtype}
         self.activation = activation
-        self.w_up = nn.Linear(d_model, d_ff, **made)
-        self.w_gate = nn.Linear(d_model, d_ff, **made) if activation == "swiglu" else None
-        self.w_down = nn.Linear(d_ff, d_model, **made)
+        self.w_up = nn.Linear(d_model, d_ff, **factory)
+        self.w_gate = nn.Linear(d_model, d_ff, **factory) if activation == "swiglu" else None
+        self.w_down = nn.Linear(d_ff, d_model, **factory)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -435,12 +435,12 @@ class TransformerBlock(nn.Module):
         **attention: Unpack[HeadOptions],
     ) -> None:
         super().__init__()
-        made = {"device": device, "dtype": dtype}
-        heads = {"dropout": dropout, "bias": bias if attention_bias is None else attention_bias, **made}
+        factory = {"device": device, "dtype": dtype}
+        heads = {"dropout": dropout, "bias": bias if attention_bias is None else attention_bias, **factory}
         if norm not in ("layer", "rms"):
             raise ValueError(f"norm must be 'layer' or 'rms', got {norm!r}")
         layer_norm = partial(nn.LayerNorm, bias=bias)
-        normal = partial(layer_norm if norm == "layer" else nn.RMSNorm, d_model, eps=norm_eps, **made)
+        normal = partial(layer_norm if norm == "layer" else nn.RMSNorm, d_model, eps=norm_eps, **factory)
         self.norm_first = norm_first
         self.attention = MultiHeadAttention(d_model, num_heads, **heads, **attention)
         self.attention_norm = normal()
@@ -451,7 +451,7 @@ class TransformerBlock(nn.Module):
             )
             self.cross_attention_norm = normal()
         d_ff = 4 * d_model if d_ff is None else d_ff
-        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout, bias=bias, **made)
+        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout, bias=bias, **factory)
         self.feed_forward_norm = normal()
         self.dropout = nn.Dropout(dropout)
 
@@ -606,9 +606,9 @@ def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[
     """
     if key_padding_mask is None:
         return mask
-    found = tuple(key_padding_mask.shape)
-    if found[-1:] != shape[-1:] or found[:-1] not in (shape[:-1], (1,) * len(found[:-1])):
-        raise ValueError(f"key_padding_mask must be (..., n_k) = {shape}, got {found}")
+    sizes = tuple(key_padding_mask.shape)
+    if sizes[-1:] != shape[-1:] or sizes[:-1] not in (shape[:-1], (1,) * len(sizes[:-1])):
+        raise ValueError(f"key_padding_mask must be (..., n_k) = {shape}, got {sizes}")
     if key_padding_mask.is_floating_point():
         raise TypeError(
             f"key_padding_mask must be booleans or 0/1 integers, True = attend, got {key_padding_mask.dtype}"

@@ -26,7 +26,7 @@ class Odds:
 def odds(before: Expected, after: Expected, i: int) -> tuple[Odds, ...]:
     """Return the odds of tokens at position i, by probability before.
 
-    They include the likeliest of each run, and the token of the text.
+    The likeliest tokens of each run are included, and the token of the text.
     """
     shares = before.shares(i), after.shares(i)
     actual = before.actual(i)

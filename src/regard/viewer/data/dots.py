@@ -22,11 +22,11 @@ def dots(head: Head, rows: range, cols: range) -> NDArray[np.float32]:
         np.asarray(x[0], np.float64)
         for x in (p.query[..., rows.start : rows.stop, :], p.key[..., cols.start : cols.stop, :])
     )
-    found = np.ascontiguousarray(q @ k.T, np.float32)
+    products = np.ascontiguousarray(q @ k.T, np.float32)
     hidden = head.hidden(*(np.arange(part.start, part.stop + 1) for part in (rows, cols)))
     if hidden is not None:
-        found[np.broadcast_to(hidden, found.shape)] = np.nan
-    return found
+        products[np.broadcast_to(hidden, products.shape)] = np.nan
+    return products
 
 
 def variance(head: Head) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def pick(candidates: Sequence[Candidate], outlines: Mapping[tuple[int, int], Out
     >>> pick([Candidate(0, 0, 0.1, 0.9, 0.1), Candidate(0, 1, 0.2, 0.0, 0.5)])
     Pick(layer=0, head=1, query=-1)
     """
-    known = outlines or {}
-    far = _farthest({(x.layer, x.head): known[x.layer, x.head] for x in candidates if (x.layer, x.head) in known})
+    outlined = outlines or {}
+    far = _farthest({(x.layer, x.head): outlined[x.layer, x.head] for x in candidates if (x.layer, x.head) in outlined})
     if far is not None:
         return far
     scored = [x for x in candidates if not np.isnan(x.induction)]
@@ -74,7 +74,8 @@ def pick(candidates: Sequence[Candidate], outlines: Mapping[tuple[int, int], Out
 def _farthest(outlines: Mapping[tuple[int, int], Outline]) -> Pick | None:
     """Return the pair of words with the largest weight × log₂(1 + distance) × log(heads / heads that look there).
 
-    None without a notable weight. The last factor leaves aside words that most heads look at, such as articles.
+    Without a notable weight the result is None. The last factor leaves aside words that most heads look at, such as
+    articles.
     """
     looking = Counter(key for one in outlines.values() for key in one.heavy)
 

@@ -50,9 +50,9 @@ def rollout(
 ) -> Array:
     """Return the shares (n,) of all tokens in a token of the last layer (Abnar & Zuidema 2020, attention rollout).
 
-    They are its row of the product of ½ (A + I) over all layers, A the mean of a layer's heads. weights(layer, rows):
-    (heads, rows, n). It takes attention for all that a model does: values, the width of the residual stream and other
-    layers change nothing.
+    Shares are the token's row of the product of ½ (A + I) over all layers, A the mean of a layer's heads.
+    weights(layer, rows): (heads, rows, n). Rollout takes attention for all that a model does: values, the width of the
+    residual stream and other layers change nothing.
     """
     n = scene.layers[0].problem.n_k
     shares = np.zeros(n)

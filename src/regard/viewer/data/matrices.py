@@ -56,40 +56,41 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
         for step in steps_of_head(p)
         if step.name not in unknown
     )
-    made = layer.projections
-    return steps if made is None else (*_before(made, p.d, p.d_v, head, b), *steps, *_after(made, b))
+    own = layer.projections
+    return steps if own is None else (*_before(own, p.d, p.d_v, head, b), *steps, *_after(own, b))
 
 
-def _before(made: Projections, d: int, d_v: int, head: int, b: int) -> Iterator[StepMatrix]:
+def _before(projections: Projections, d: int, d_v: int, head: int, b: int) -> Iterator[StepMatrix]:
     """Yield the input and the projections of a head's queries, keys and values."""
-    x, own = made.x[b], slice(head * d, (head + 1) * d)
+    x, own = projections.x[b], slice(head * d, (head + 1) * d)
     yield StepMatrix("input", "X", "X[i,c]", "", _matrix(x))
     source, name = x, "X[j,c]"
-    if made.source is not None:
-        source, name = made.source[b], "Z[j,c]"
+    if projections.source is not None:
+        source, name = projections.source[b], "Z[j,c]"
         yield StepMatrix("source", "Z", name, "", _matrix(source))
-    for letter, index, what, of, given, w, bias in (
-        ("Q", "i", "query", "X[i,c]", x, made.w_q, made.b_q), ("K", "j", "key", name, source, made.w_k, made.b_k),
+    for letter, index, what, of, rows, w, bias in (
+        ("Q", "i", "query", "X[i,c]", x, projections.w_q, projections.b_q),
+        ("K", "j", "key", name, source, projections.w_k, projections.b_k),
     ):  # fmt: skip
         weight = f"W_{letter}[c,a]"
         yield StepMatrix(f"{what} projection", f"W_{letter}", weight, "", _matrix(w[:, own]))
-        if bias is None and not made.rotary:
+        if bias is None and not projections.rotary:
             continue
-        bare = _matrix(given) @ w[:, own] + (0 if bias is None else bias[own])
+        bare = _matrix(rows) @ w[:, own] + (0 if bias is None else bias[own])
         formula = f"{letter}′[{index},a] = {of} {weight}" + ("" if bias is None else f" + b_{letter}[a]")
         plural = {"Q": "projected queries", "K": "projected keys"}[letter]
-        yield StepMatrix(plural, f"{letter}′", f"{letter}′[{index},a]", formula, bare, made.rotary)
+        yield StepMatrix(plural, f"{letter}′", f"{letter}′[{index},a]", formula, bare, projections.rotary)
     own = slice(head * d_v, (head + 1) * d_v)
-    yield StepMatrix("value projection", "W_V", "W_V[c,b]", "", _matrix(made.w_v[:, own]))
+    yield StepMatrix("value projection", "W_V", "W_V[c,b]", "", _matrix(projections.w_v[:, own]))
 
 
-def _after(made: Projections, b: int) -> Iterator[StepMatrix]:
+def _after(projections: Projections, b: int) -> Iterator[StepMatrix]:
     """Yield the joined heads of a layer, and their projection."""
-    joined = np.swapaxes(made.out[b], 0, 1)
+    joined = np.swapaxes(projections.out[b], 0, 1)
     joined = _matrix(joined.reshape(len(joined), -1))
     yield StepMatrix("heads side by side", "C", "C[i,e]", "C = [O of head 0, O of head 1, …]", joined)
-    yield StepMatrix("output projection", "W_O", "W_O[e,c]", "", _matrix(made.w_o))
-    yield StepMatrix("written", "Y", "Y[i,c]", "Y[i,c] = C[i,e] W_O[e,c]", joined @ made.w_o)
+    yield StepMatrix("output projection", "W_O", "W_O[e,c]", "", _matrix(projections.w_o))
+    yield StepMatrix("written", "Y", "Y[i,c]", "Y[i,c] = C[i,e] W_O[e,c]", joined @ projections.w_o)
 
 
 def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:

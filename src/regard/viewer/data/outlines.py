@@ -145,7 +145,7 @@ def _seen_first(rows: MapRows) -> tuple[list[Claim], Flags]:
     accepted = [(share, Claim("learned", share)) for share in _learned(rows)]
     claimed = np.zeros(weights.shape, bool)
     for mass, claim, cells in sorted(shapes, key=lambda shape: -round(shape[0], 2)):
-        columns = sum(known.name == "column" for _, known in accepted)
+        columns = sum(earlier.name == "column" for _, earlier in accepted)
         room = len(accepted) < MOST_CLAIMS and not (claim.name == "column" and columns == MOST_COLUMNS)
         if room and float(weights[cells & ~claimed].sum()) >= mass / 2:
             accepted.append((mass, claim))

@@ -57,7 +57,7 @@ class BinnedProfile:
 def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, BinnedProfile]:
     """Compute every profile of `LABELS`, in O(n) memory.
 
-    That of the learned sink is there for heads that have one.
+    Heads with a learned sink have its profile too.
 
     progress: called with the share of queries that is done.
     """
@@ -70,14 +70,14 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         progress(start / n_q)
         part = part_of(p, rows=slice(start, start + band))
         part = replace(part, value=part.value[..., :0], observe=tuple(wanted))
-        outputs, found = head.engine.forward(part)
+        outputs, statistics = head.engine.forward(part)
         assert outputs.lse is not None
         rows["lse"].append(outputs.lse[0])
         head.learn(start, outputs.lse[0])
         for name in ("entropy", "normalized_entropy"):
-            rows[name].append(found[statistic(name)][0])
-        received += found[Received()][0]
-        values = found[WeightByDistance()].values[0]
+            rows[name].append(statistics[statistic(name)][0])
+        received += statistics[Received()][0]
+        values = statistics[WeightByDistance()].values[0]
         by_distance[start : start + len(values)] += values
     whole = {name: np.concatenate(parts) for name, parts in rows.items()}
     first = head.weights(range(n_q), range(1))[:, 0]
@@ -89,10 +89,10 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         seen = np.flatnonzero(by_distance)
         begin, end = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
         by_distance, pairs, lowest = by_distance[begin:end], pairs[begin:end], lowest + begin
-    made = {"offset": along_distances(by_distance, pairs, lowest)}
-    made |= {name: binned(x) for name, x in whole.items() if name != "lse"}
+    curves = {"offset": along_distances(by_distance, pairs, lowest)}
+    curves |= {name: binned(x) for name, x in whole.items() if name != "lse"}
     learned = {} if p.sink is None else {"learned_sink": binned(head.sinks())}
-    return made | {"received": binned(received), "sink": binned(first), **learned, "lse": binned(whole["lse"])}
+    return curves | {"received": binned(received), "sink": binned(first), **learned, "lse": binned(whole["lse"])}
 
 
 def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> BinnedProfile:

@@ -46,6 +46,7 @@ WORTH_CALLING = 2**22
 """Pairs of a tile above which a compiled kernel is quicker than tiles on NumPy."""
 
 SAMPLED = 4
+"""Queries for each row of pixels, where a long map is sampled."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _log2(n: int, part: int) -> int:
 class Coarse:
     """The cached levels of a head, from 0 on, as float16.
 
-    They grow in bands of queries, in order or where a tile was requested. Pixels that are not computed yet are
+    Levels grow in bands of queries, in order or where a tile was requested. Pixels that are not computed yet are
     infinite. `top` is the largest weight so far, `highest` the largest mass of each level.
     """
 
@@ -259,15 +260,15 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
     """
     exact = True
     if known is not None and known.mass and known.whole:
-        made = _fitted(known.of(kind)[-1].astype(np.float32), size, kind)
+        pixels = _fitted(known.of(kind)[-1].astype(np.float32), size, kind)
     elif head.problem.pairs <= SMALL:
-        made = _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind)
+        pixels = _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind)
     else:
         rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))
         parts = np.array_split(rows, -(-len(rows) * head.n_k // (8 * STRIP)))
         seen = np.concatenate([_fitted(head.weights_of(part), size, kind, axes=(1,)) for part in parts])
-        made, exact = _fitted(seen, size, kind, axes=(0,)), False
-    return np.where(_hidden(head, size), np.nan, made).astype(np.float16), exact
+        pixels, exact = _fitted(seen, size, kind, axes=(0,)), False
+    return np.where(_hidden(head, size), np.nan, pixels).astype(np.float16), exact
 
 
 def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:

@@ -118,7 +118,7 @@ def span(query: Query, name: str, size: int) -> range:
     Raises `Refused` unless 0 ≤ first < end ≤ size.
     """
     text = query.get(name, f"0:{size}")
-    found = re.fullmatch(f"([0-9]{{1,{DIGITS}}}):([0-9]{{1,{DIGITS}}})", text)
-    if found is None or not int(found[1]) < int(found[2]) <= size:
+    ends = re.fullmatch(f"([0-9]{{1,{DIGITS}}}):([0-9]{{1,{DIGITS}}})", text)
+    if ends is None or not int(ends[1]) < int(ends[2]) <= size:
         raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {brief(text)}")
-    return range(int(found[1]), int(found[2]))
+    return range(int(ends[1]), int(ends[2]))

@@ -123,15 +123,15 @@ def layer_scores(
     ids, nothing = _tokens(scene, of, b)
     pairs = of.problem.n_q * of.problem.n_k
     engine = "tiled" if pairs <= SMALL and scene.pairs <= COMPILED else None
-    found: list[HeadStatistics] = []
+    measured: list[HeadStatistics] = []
     for number in [None] if pairs * of.heads <= TOGETHER else range(of.heads):
         progress((number or 0) / of.heads)
         p = part_of(of.problem, b, number)
-        found += measure_heads(
+        measured += measure_heads(
             p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine=engine, mask=p.mask,
             score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,
         )  # fmt: skip
-    return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
+    return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(measured))
 
 
 class Estimate(NamedTuple):
@@ -154,7 +154,7 @@ def estimates(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[Estimate
     tokens = np.arange(n_k) if ids is None else ids
     nothing |= {name: np.nan for name in ("induction", "duplicate") if ids is None}
     words = words_in(scene.key_tokens) if scene.key_tokens and ids is not None else None
-    found: list[Estimate] = []
+    estimated: list[Estimate] = []
     for head in range(of.heads):
         with one_blas_thread():  # products this small take longer on several
             weights = of.head(head, b).weights_of(some)
@@ -163,8 +163,8 @@ def estimates(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[Estimate
         visible = _visible(of, head, b, some, positions)
         seen = MapRows(weights, visible, some, None if of.cross else positions, ids, scene.prefix, sink)
         scores = replace(one, head=head, kv_head=of.kv_numbers[head], **nothing)
-        found.append(Estimate(scores, outline(seen, words)))
-    return tuple(found)
+        estimated.append(Estimate(scores, outline(seen, words)))
+    return tuple(estimated)
 
 
 def _visible(

@@ -22,6 +22,7 @@ from regard.viewer.scene.scenes import Head, Scene
 Weights = NDArray[np.float32]
 
 ROWS_AT_ONCE = 1024
+"""Rows of a map that are in memory at once."""
 
 SINK_COLUMNS = 2
 """Columns before a map that has a learned sink: the sink's, and a gap."""
@@ -199,8 +200,8 @@ class LookData:
         """
         scores = self.statistics[kind]
         order = np.argsort(-scores.ravel(), kind="stable")[:count]
-        found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
-        return tuple(head for head in found if not np.isnan(head.score))
+        ranked = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
+        return tuple(head for head in ranked if not np.isnan(head.score))
 
     def kinds_of(self, layer: int, head: int) -> tuple[NamedKind, ...]:
         """Return every notable kind of a head, the main one first."""
@@ -222,7 +223,7 @@ class LookData:
     def says(self, choice: Choice, shade: str = sentences.SHADES[0]) -> tuple[str, ...]:
         """Return the page's sentences about a choice.
 
-        They say what the eye sees in the head's map, where its token looks, and what follows the last token.
+        Sentences say what the eye sees in the head's map, where its token looks, and what follows the last token.
         """
         at = choice.layer, choice.head
         row = self.weights(*at, slice(choice.token, choice.token + 1))[0]
@@ -258,12 +259,12 @@ class LookData:
         Raises ValueError for a layer, head or token that does not exist.
         """
         every = [(x, y) for x in range(self.layers) for y in range(self.heads_of(x))]
-        if layer is not None and layer not in (known := [self.number(x) for x in range(self.layers)]):
-            raise ValueError(f"layer {layer} does not exist: this model has layers {_spans(known)}")
+        if layer is not None and layer not in (numbers := [self.number(x) for x in range(self.layers)]):
+            raise ValueError(f"layer {layer} does not exist: this model has layers {_spans(numbers)}")
         left = [at for at in every if layer in (None, self.number(at[0]))]
-        if head is not None and head not in (known := sorted({self.number(*at) for at in left})):
+        if head is not None and head not in (numbers := sorted({self.number(*at) for at in left})):
             of = "this model" if layer is None else f"layer {layer}"
-            raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
+            raise ValueError(f"head {head} does not exist: {of} has heads {_spans(numbers)}")
         left = [at for at in left if head in (None, self.number(*at))]
         picked = self._pick(left)
         if token is None:
@@ -304,7 +305,7 @@ def block_starts(length: int, blocks: int) -> NDArray[np.intp]:
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
     """Return a scene's data: statistics of heads, and weights on demand.
 
-    It covers the first batch element. progress: called with each stage as it begins.
+    Data are of the first batch element. progress: called with each stage as it begins.
 
     >>> from regard.viewer.scene.sources import Settings, example
     >>> data = look_data(example(Settings("to be or not to be")))

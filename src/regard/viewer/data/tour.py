@@ -153,7 +153,7 @@ def _unscaled(head: Head, first: dict[str, Any]) -> TourStep:
 def _saturated(head: Head) -> tuple[int, float, float]:
     """Return the late query that 1/√d changes most, and its largest weights.
 
-    They are with and without that scale: 1 / Σ exp(scale · (q·k − max q·k)).
+    Weights are with and without that scale: 1 / Σ exp(scale · (q·k − max q·k)).
     """
     start = max(0, head.n_q - LATE)
     products = dots(head, range(start, head.n_q), range(head.n_k)).astype(np.float64)
@@ -166,8 +166,8 @@ def _saturated(head: Head) -> tuple[int, float, float]:
 
 
 def _best(heads: Sequence[HeadStatistics], kind: str) -> HeadStatistics | None:
-    known = [head for head in heads if head.scores[kind] >= NOTABLE]
-    return max(known, key=lambda head: head.scores[kind], default=None)
+    notable = [head for head in heads if head.scores[kind] >= NOTABLE]
+    return max(notable, key=lambda head: head.scores[kind], default=None)
 
 
 def _called(scene: Scene, layer: int, head: int) -> str:

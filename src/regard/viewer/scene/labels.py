@@ -47,10 +47,10 @@ def place_of(token: int | str, tokens: Sequence[str], n: int) -> int:
     (3, 2)
     """
     if isinstance(token, str):
-        found = [k for k, known in enumerate(tokens) if token in (known, known.strip())]
-        if not found:
+        places = [k for k, piece in enumerate(tokens) if token in (piece, piece.strip())]
+        if not places:
             raise ValueError(f"token {token!r} does not occur in the text")
-        return found[-1]
+        return places[-1]
     if not -n <= token < n:
         raise ValueError(f"token {token} does not exist: the text has tokens 0 to {n - 1}")
     return token % n

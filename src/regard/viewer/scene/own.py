@@ -60,10 +60,10 @@ class TextRunner:
 
     def _answers(self, scene: Scene, run: Any) -> bool:
         """Return True if a scene's queries are the tokens that the model predicts from: not those of an encoder."""
-        given = run.batch.given.get("decoder_input_ids")
-        if given is None or scene.layers[0].cross:
+        decoded = run.batch.given.get("decoder_input_ids")
+        if decoded is None or scene.layers[0].cross:
             return True
-        return scene.ids is not None and np.array_equal(given.cpu().numpy(), scene.ids)
+        return scene.ids is not None and np.array_equal(decoded.cpu().numpy(), scene.ids)
 
     def expected(self, scene: Scene, without: Heads = {}) -> Expected:  # noqa: B006  never written
         """Return what the model expects of the scene's text, without heads of one layer."""
@@ -103,5 +103,5 @@ def _with_values(layer: SceneLayer, values: Any, of: Any) -> SceneLayer:
     """Return a layer with its values, if they are known."""
     if values is None:
         return layer
-    given: Mapping[str, Any] = of.all_heads
-    return replace(layer, problem=problem_from(value=values, **given), no_values="")
+    operands: Mapping[str, Any] = of.all_heads
+    return replace(layer, problem=problem_from(value=values, **operands), no_values="")

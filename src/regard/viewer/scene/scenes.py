@@ -71,8 +71,8 @@ class SceneLayer:
 
     lse: (batch, h, n_q). no_values: the reason why values are missing, if they are. number: the layer's number in the
     model. numbers: those of its heads, kv_numbers: of the key-value heads that they read; by default in order.
-    projections: known for some models only. lacks: of a layer of weights alone, the sentence that says so. known: its
-    heads whose queries and keys are known, each as a layer of one head.
+    projections: known for some models only. lacks: of a layer of weights alone, the sentence that says so.
+    single_heads: the heads whose queries and keys are known, each as a layer of one head.
     """
 
     name: str
@@ -85,7 +85,7 @@ class SceneLayer:
     kv_numbers: tuple[int, ...] = ()
     projections: Projections | None = None
     lacks: str = ""
-    known: Mapping[int, "SceneLayer"] = field(default_factory=dict)
+    single_heads: Mapping[int, "SceneLayer"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         heads, group = range(self.problem.heads), self.problem.group
@@ -111,8 +111,8 @@ class SceneLayer:
     @property
     def nbytes(self) -> int:
         """The memory of its arrays, without weights of the model."""
-        p, made = self.problem, self.projections
-        own = () if made is None else (made.x, made.source, made.out)
+        p, projections = self.problem, self.projections
+        own = () if projections is None else (projections.x, projections.source, projections.out)
         return sum(x.nbytes for x in (p.query, p.key, p.value, self.lse, *own) if x is not None)
 
     def computed(self, head: int) -> tuple["SceneLayer", int]:
@@ -122,13 +122,13 @@ class SceneLayer:
         """
         if not self.lacks:
             return self, head
-        if head not in self.known:
+        if head not in self.single_heads:
             raise Unknown(self.lacks)
-        return self.known[head], 0
+        return self.single_heads[head], 0
 
     def values_of(self, head: int, b: int = 0) -> Array | None:
         """Return the values (n_k, d_v) of a head, None where they are not known."""
-        of, at = self.computed(head) if head in self.known else (self, head)
+        of, at = self.computed(head) if head in self.single_heads else (self, head)
         return of.head(at, b).problem.value[0] if of.has_values else None
 
     @property
@@ -149,7 +149,7 @@ class SceneLayer:
     def described(self) -> dict[str, Any]:
         """Return the layer's entry in the page's list of scenes."""
         p = self.problem
-        scored = next(iter(self.known.values()), self)  # what the page says of scores is of these
+        scored = next(iter(self.single_heads.values()), self)  # what the page says of scores is of these
         more: dict[str, Any] = {}
         if p.sink is not None and not self.lacks:
             more["sinks"] = [float(x) if np.isfinite(x) else None for x in p.sink]
@@ -160,7 +160,7 @@ class SceneLayer:
             "d": scored.problem.d, "causal": self.causal, "cross": self.cross,
             "rules": "" if self.lacks else rules_of(p), "plain": scored.plain, "scale": float(scored.problem.scale),
             "number": self.number, "numbers": list(self.numbers), "sink": p.sink is not None, "lacks": self.lacks,
-            "known": sorted(self.known), **more,
+            "known": sorted(self.single_heads), **more,
         }  # fmt: skip
 
 
@@ -341,15 +341,15 @@ class Head:
     def weights(self, rows: range, cols: range) -> Array:
         """Return the exact weights (rows, cols) of these queries on these keys.
 
-        They are computed from lse and these scores alone. Where pairs are few, whole rows are, as a softmax: their
+        Weights are computed from lse and these scores alone. Where pairs are few, whole rows are a softmax: their
         scores are NumPy's, and a given lse may be that of a kernel's scores.
         """
         if self.problem.pairs <= TINY:
             return self._every_weight[rows.start : rows.stop : rows.step, cols.start : cols.stop : cols.step].copy()
         self.lse_of(rows)
         few = self.problem.pairs <= SMALL
-        found = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
-        return np.asarray(found[:, cols.start : cols.stop : cols.step] if few else found)
+        tile = self.engine.weights(self.problem, self._lse[None], rows, range(self.n_k) if few else cols)[0]
+        return np.asarray(tile[:, cols.start : cols.stop : cols.step] if few else tile)
 
     @cached_property
     def _every_weight(self) -> Array:

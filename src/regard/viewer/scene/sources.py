@@ -214,8 +214,8 @@ def _expected(trace: Trace) -> Expected:
 def _projections(model: ExampleModel, trace: Trace, layer: int) -> Projections:
     of = model.projections(trace, layer)
     names = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o", "b_q": "q_bias", "b_k": "k_bias"}
-    given = {name: of[theirs] for name, theirs in names.items()}
-    return Projections(of["x"][None], out=trace.out[layer][None], rotary=model.config.rotary, **given)
+    arrays = {name: of[theirs] for name, theirs in names.items()}
+    return Projections(of["x"][None], out=trace.out[layer][None], rotary=model.config.rotary, **arrays)
 
 
 def sentence() -> Scene:
@@ -273,9 +273,9 @@ def _by_hand(name: str, x: Array, first: Array, second: Array, source: Array | N
     q, k, v = (np.swapaxes(y.reshape(len(y), 2, 4), 0, 1) for y in (x @ w_q, keys @ w_k, keys @ w_v))
     w_o = np.vstack((same, same / 2))
     out = attention(q, k, v, causal=source is None, engine="tiled")[None]
-    made = Projections(x[None], w_q, w_k, w_v, w_o, out, source=None if source is None else source[None])
+    projections = Projections(x[None], w_q, w_k, w_v, w_o, out, source=None if source is None else source[None])
     problem = problem_from(q, k, v, causal=source is None)
-    return SceneLayer(name, problem, cross=source is not None, projections=made)
+    return SceneLayer(name, problem, cross=source is not None, projections=projections)
 
 
 def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
@@ -315,9 +315,9 @@ def arrays(
     if lse is not None:
         lse = np.ascontiguousarray(rowsums.taken(p, lse), p.compute).reshape(p.batch, p.heads, p.n_q)
     same = tokens if key_tokens is None and p.n_q == p.n_k else key_tokens
-    for argument, given, size in (("tokens", tokens, p.n_q), ("key_tokens", key_tokens, p.n_k)):
-        if given is not None and len(given) != size:
-            raise ValueError(f"{argument} must be one for each row, {size}, got {len(given)}")
+    for argument, pieces, size in (("tokens", tokens, p.n_q), ("key_tokens", key_tokens, p.n_k)):
+        if pieces is not None and len(pieces) != size:
+            raise ValueError(f"{argument} must be one for each row, {size}, got {len(pieces)}")
     names = tuple(map(str, same or ()))
     numbers = np.unique(names, return_inverse=True)[1].astype(np.int64) if names else None
     layer = SceneLayer(
@@ -340,9 +340,9 @@ def arrays(
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
     """Return a capture as scenes, each of the layers that read the same sequences.
 
-    So an encoder and a decoder have scenes of their own, and their layers count within each. Each is named by the first
-    words of what its queries read, or by the model without a text, and by its stack. A text over a picture or a sound
-    comes first. Raises ValueError for a capture without layers.
+    An encoder and a decoder have a scene each, in which its layers are counted. A scene is named by the first words of
+    what its queries read, or by the model without a text, and by its stack. A text over a picture or a sound comes
+    first. Raises ValueError for a capture without layers.
     """
     if not seen.layers:
         raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
@@ -429,10 +429,10 @@ def _counted(names: Sequence[str]) -> list[int]:
 
 
 def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
-    given = layer.all_heads
+    operands = layer.all_heads
     return SceneLayer(
         name=layer.name,
-        problem=problem_from(value=given["key"], **given),
+        problem=problem_from(value=operands["key"], **operands),
         lse=layer.lse,
         no_values="a capture keeps queries and keys, not values",
         cross=layer.cross or bool(layer.rows),  # rows are not those of its keys

@@ -111,15 +111,15 @@ def _layer(number: int, P: Array, other: bool, operands: Mapping[int, Operands])
         nothing[..., :n_q, :], nothing[..., :n_k, :], nothing[..., :n_k, :], bias=bias.astype(np.float32),
         causal=causal, sink=np.zeros(heads, np.float32) if leaks else None,
     )  # fmt: skip
-    known = ", ".join(f"L{number} H{head}" for head in operands)
+    present = ", ".join(f"L{number} H{head}" for head in operands)
     return SceneLayer(
         name=f"layers.{number}",
         problem=problem,
         no_values=LACKS,
-        lacks=f"{LACKS}; those of {known} are here." if known else f"{LACKS}.",
+        lacks=f"{LACKS}; those of {present} are here." if present else f"{LACKS}.",
         cross=other and not causal,
         number=number,
-        known={head: _known(number, x, causal) for head, x in operands.items()},
+        single_heads={head: _known(number, x, causal) for head, x in operands.items()},
     )
 
 
@@ -129,17 +129,17 @@ def _known(number: int, of: Operands, causal: bool) -> SceneLayer:
     return SceneLayer(f"layers.{number}", problem_from(q, k, v, causal=causal, scale=of.scale), number=number)
 
 
-def _layers(given: Any) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _layers(weights: Any) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the number and the weights (batch, heads, n_q, n_k) of each layer, checked."""
-    if isinstance(given, np.ndarray):
-        if given.ndim not in (3, 4):
+    if isinstance(weights, np.ndarray):
+        if weights.ndim not in (3, 4):
             raise ValueError(
-                f"weights must be (layers, heads, n_q, n_k), or (heads, n_q, n_k) of one layer, got {given.shape}"
+                f"weights must be (layers, heads, n_q, n_k), or (heads, n_q, n_k) of one layer, got {weights.shape}"
             )
-        given = [given] if given.ndim == 3 else list(given)
-    if not isinstance(given, Sequence | Mapping) or isinstance(given, str):
-        raise TypeError(f"weights must be an array, or arrays of layers, got {type(given).__name__}")
-    for number, layer in given.items() if isinstance(given, Mapping) else enumerate(given):
+        weights = [weights] if weights.ndim == 3 else list(weights)
+    if not isinstance(weights, Sequence | Mapping) or isinstance(weights, str):
+        raise TypeError(f"weights must be an array, or arrays of layers, got {type(weights).__name__}")
+    for number, layer in weights.items() if isinstance(weights, Mapping) else enumerate(weights):
         if layer is not None:
             yield number, _checked(number, layer)
 

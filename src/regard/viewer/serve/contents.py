@@ -69,11 +69,11 @@ class SavedLayer:
     def tiles(self) -> list[str]:
         """Paths of the tiles that are embedded."""
         levels, (embedded, kinds) = self.all_levels, self.levels
-        found = []
+        paths = []
         for level in embedded:
             height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
-            found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
-        return found
+            paths += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
+        return paths
 
     def size(self, itemsize: int) -> int:
         """Bytes of its numbers in the file, about."""
@@ -142,13 +142,13 @@ class Contents:
             for start in range(0, max(len(tokens), 1), MOST_TOKENS):
                 paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
         pictures = enumerate(grid.picture is not None for grid in self.scene.grids_of())
-        paths += [f"{name}/picture/{number}" for number, known in pictures if known]
+        paths += [f"{name}/picture/{number}" for number, pictured in pictures if pictured]
         for number, saved in enumerate(self.layers):
             tiles, p = saved.tiles, saved.layer.problem
             paths.append(f"{name}/claims/{number}")
             for head in range(saved.layer.heads):
                 parts = ["map", "profiles"]
-                parts += ["variance"] if not saved.layer.lacks or head in saved.layer.known else []
+                parts += ["variance"] if not saved.layer.lacks or head in saved.layer.single_heads else []
                 parts += ["sinks"] if p.sink is not None else []
                 paths += [f"{name}/{what}/{number}/{head}" for what in parts]
                 paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
@@ -175,7 +175,7 @@ class Contents:
         } | {
             f"{self.name}/{number}/{at}": stored(of, of.head(0), "f32")
             for number, saved in enumerate(self.layers)
-            for at, of in saved.layer.known.items()
+            for at, of in saved.layer.single_heads.items()
         }
 
     def _of_layer(self, number: int, heads: Sequence[Head]) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,4 @@
-"""One HTML file with the page and all that it shows.
-
-It opens from disk, without a server and without a network.
+"""One HTML file with the page and all that it shows, which opens without a server and without a network.
 
 Format 3: `answers` are JSON that is deflated (zlib), in base64. `exact` has a head's shape, rules and `dtype`. "f32"
 means float32, "u16" the codes of `packed`, with their scales. Query heads that share keys and values name the first of

@@ -17,13 +17,13 @@ from regard.viewer.serve.codecs import base64
 def module_of(layer: SceneLayer) -> bytes | None:
     """Return the module that computes a layer's weights in a page.
 
-    None without a compiler, and for layers with arrays of all pairs or rules that a module does not take.
+    The result is None without a compiler, and for layers with arrays of all pairs or rules that a module does not take.
     """
     p = layer.problem
     rules = [x for x in (p.mask, p.score) if x is not None]
-    known = p.bias is None and not any(x.dense or x.foreign or lookups(x.node) for x in rules)
+    exported = p.bias is None and not any(x.dense or x.foreign or lookups(x.node) for x in rules)
     shared = p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
-    if not known or not shared or engines()["cpu"].state() is not None:
+    if not exported or not shared or engines()["cpu"].state() is not None:
         return None
     return _module(p.mask, p.score)
 
@@ -51,9 +51,9 @@ def stored(layer: SceneLayer, head: Head, dtype: str, names: Sequence[str] | Non
     dtype: "f32", or "u16" for codes. names: of the arrays, by default "q", "k" and, where they are known, "v".
     """
     p = head.problem
-    known = {"q": p.query[0], "k": p.key[0]} | ({"v": p.value[0]} if layer.has_values else {})
+    arrays = {"q": p.query[0], "k": p.key[0]} | ({"v": p.value[0]} if layer.has_values else {})
     shape = {"n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": dtype} | ({"d_v": p.d_v} if layer.has_values else {})
-    return shape | packed.arrays({name: known[name] for name in names or known}, dtype) | {
+    return shape | packed.arrays({name: arrays[name] for name in names or arrays}, dtype) | {
         "lse": base64(head.lse.astype(np.float32)), "scale": p.scale,
         "causal": layer.plain and p.mask is not None,
         "mask": "" if p.mask is None else str(p.mask), "score": "" if p.score is None else str(p.score),
@@ -65,5 +65,5 @@ def stored(layer: SceneLayer, head: Head, dtype: str, names: Sequence[str] | Non
 def sent(layer: SceneLayer, head: Head) -> dict[str, Any]:
     """Return the arrays of a head and its module as JSON, null for each that a page cannot use."""
     code = module_of(layer)
-    known = stored(layer, head, "f32", ("q", "k")) if layer.plain or code is not None else None
-    return {"head": known, "code": None if code is None else base64(code)}
+    fields = stored(layer, head, "f32", ("q", "k")) if layer.plain or code is not None else None
+    return {"head": fields, "code": None if code is None else base64(code)}

@@ -26,22 +26,22 @@ def fragment(
 
     Raises ValueError for a layer, head or token that does not exist, and for a head without its layer.
     """
-    found: dict[str, str | int] = {}
+    chosen: dict[str, str | int] = {}
     if head is not None and layer is None:
         raise ValueError("on the page --head goes with --layer")
     of = scene.layers[0]
     if layer is not None:
-        found["layer"] = place = _among(layer, [x.number for x in scene.layers], "layer", "this model")
+        chosen["layer"] = place = _among(layer, [x.number for x in scene.layers], "layer", "this model")
         of = scene.layers[place]
         if head is not None:
-            found["head"] = _among(head, of.numbers, "head", f"layer {layer}")
+            chosen["head"] = _among(head, of.numbers, "head", f"layer {layer}")
     if token is not None:
-        found["i"] = place_of(token, scene.query_tokens, of.problem.n_q)
+        chosen["i"] = place_of(token, scene.query_tokens, of.problem.n_q)
     if key is not None:
-        found["j"] = place_of(key, scene.key_tokens, of.problem.n_k)
-    if view is not None or found:
-        found["view"] = view or "map"
-    return f"#{urlencode(found)}" if found else ""
+        chosen["j"] = place_of(key, scene.key_tokens, of.problem.n_k)
+    if view is not None or chosen:
+        chosen["view"] = view or "map"
+    return f"#{urlencode(chosen)}" if chosen else ""
 
 
 def _among(number: int, numbers: Sequence[int], what: str, of: str) -> int:

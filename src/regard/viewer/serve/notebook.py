@@ -49,8 +49,8 @@ def widget(answers: Answers) -> Any:
                 publish_display_data(drawn)
             return shown
 
-    made = Page(still=token_hex(8))
-    made.answers = answers
+    view = Page(still=token_hex(8))
+    view.answers = answers
 
     def answer(page: Any, message: Any, buffers: Any) -> None:
         if message == {"leave": True}:
@@ -58,8 +58,8 @@ def widget(answers: Answers) -> Any:
         else:
             page.send(*answered(answers, message))
 
-    made.on_msg(answer)
-    return made
+    view.on_msg(answer)
+    return view
 
 
 def still(scene: Scene, name: str) -> dict[str, str]:
@@ -69,11 +69,11 @@ def still(scene: Scene, name: str) -> dict[str, str]:
     """
     if scene.pairs > PAIRS:
         return {}
-    made = Still(scene)
+    view = Still(scene)
     png = drawing.has_png()
-    kind, drawn = "image/png" if png else "image/svg+xml", picture(made.data, made.choice, "png" if png else "svg")
+    kind, drawn = "image/png" if png else "image/svg+xml", picture(view.data, view.choice, "png" if png else "svg")
     coded = b64encode(drawn).decode("ascii")
-    says = escape(" ".join(made.data.says(made.choice)))
+    says = escape(" ".join(view.data.says(view.choice)))
     html = f'<img data-regard-still="{name}" style="max-width: 100%" alt="{says}" src="data:{kind};base64,{coded}">'
     return {kind: coded if png else drawn.decode(), "text/html": html}
 

@@ -49,8 +49,8 @@ class Run(NamedTuple):
             raise Refused(422, "replaces and keeps must be the ids of scenes")
         changed = {name: x for name, x in body.items() if name not in others and name != "continue"}
         try:
-            given = scene.settings if more is None else scene.runner.continued(scene, more == "drawn")
-            settings = scene.runner.settings({**given, **changed})
+            base = scene.settings if more is None else scene.runner.continued(scene, more == "drawn")
+            settings = scene.runner.settings({**base, **changed})
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
         return cls(scene.runner, settings, scene.part, others.get("replaces"), others.get("keeps"))
@@ -141,17 +141,17 @@ class Registry:
 
     def _made(self, run: Run) -> tuple[str, Scene]:
         """Run the model, unless an equal run before this one did."""
-        if (known := self._find(run)) is not None:
-            return known
+        if (earlier := self._find(run)) is not None:
+            return earlier
         self._refuse_replaced(run)
         scenes = run.runner.scenes(run.settings, lambda stage: self._refuse_replaced(run))
         self._refuse_replaced(run)  # it would stay in the list beside the later text
         with self._lock:
             for scene in scenes:
                 self._scenes[self._new_name(scene)] = scene
-        found = self._find(run)
-        assert found is not None
-        return found
+        registered = self._find(run)
+        assert registered is not None
+        return registered
 
     def _refuse_replaced(self, run: Run) -> None:
         if run.replaces and self._latest.get(run.replaces) != run:
@@ -159,7 +159,7 @@ class Registry:
 
     def _find(self, run: Run) -> tuple[str, Scene] | None:
         of = [(name, scene) for name, scene in self.scenes.items() if run.made(scene)]
-        return next((found for found in of if found[1].part == run.part), of[0] if of else None)
+        return next((named for named in of if named[1].part == run.part), of[0] if of else None)
 
     def _trim(self, run: Run) -> list[str]:
         """Drop the scenes of the stage that a run replaces, and the oldest typed ones beyond the limit.

@@ -91,20 +91,21 @@ class Still:
 def archive(scene: Scene) -> bytes:
     """Return a scene as an .npz file, without its rules.
 
-    It holds query, key, value, lse and a learned sink of every layer, as "3.query" for layer 3 of several; of layers
-    that have weights alone it holds those. It also holds the tokens, and the numbers of heads if not all were captured.
+    The file holds query, key, value, lse and a learned sink of every layer, as "3.query" for layer 3 of several; of
+    layers that have weights alone, the weights. It also holds the tokens, and the numbers of heads if not all were
+    captured.
     """
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for layer in scene.layers:
         prefix = f"{layer.number}." if len(scene.layers) > 1 else ""
-        found |= {f"{prefix}{name}": x for name, x in _arrays(layer).items()}
+        arrays |= {f"{prefix}{name}": x for name, x in _arrays(layer).items()}
         if layer.numbers != tuple(range(layer.heads)):
-            found[f"{prefix}heads"] = np.array(layer.numbers)
+            arrays[f"{prefix}heads"] = np.array(layer.numbers)
     for name, tokens in (("tokens", scene.query_tokens), ("key_tokens", scene.key_tokens)):
         if tokens and not (name == "key_tokens" and tokens == scene.query_tokens):
-            found[name] = np.array(tokens)
+            arrays[name] = np.array(tokens)
     content = BytesIO()
-    np.savez(content, **found)
+    np.savez(content, **arrays)
     return content.getvalue()
 
 
@@ -116,10 +117,10 @@ def _arrays(layer: SceneLayer) -> dict[str, Array]:
         weights = [[head.weights(range(p.n_q), range(p.n_k)) for head in heads] for heads in every]
         return {"weights": np.array(weights, np.float32).reshape(p.shape(p.n_q, p.n_k))}
     lse = np.array([[head.lse for head in heads] for heads in every]) if layer.lse is None else layer.lse
-    known = {"query": p.query, "key": p.key, "lse": lse.reshape(p.shape(p.n_q))}
+    arrays = {"query": p.query, "key": p.key, "lse": lse.reshape(p.shape(p.n_q))}
     if p.sink is not None:
-        known["sink"] = p.sink
-    return known | ({"value": p.value} if layer.has_values else {})
+        arrays["sink"] = p.sink
+    return arrays | ({"value": p.value} if layer.has_values else {})
 
 
 def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
@@ -137,12 +138,12 @@ def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
         if len(scenes) > 1:
             raise ValueError(f"only the page shows several sequences; choose one by sequence= or --sequence: {listed}")
         return scenes[0]
-    found = [
+    matching = [
         scene
         for n, scene in enumerate(scenes)
         if (n == sequence if isinstance(sequence, int) else sequence in scene.name)
     ]
-    if len(found) != 1:
-        how = "is in the names of several" if found else "does not exist"
+    if len(matching) != 1:
+        how = "is in the names of several" if matching else "does not exist"
         raise ValueError(f"sequence {sequence!r} {how}: here are {listed}")
-    return found[0]
+    return matching[0]

@@ -29,7 +29,7 @@ from regard.viewer.serve.answers import ROUTES, missing
 from regard.viewer.serve.codecs import kind, raw
 
 HOME = "127.0.0.1"
-LARGEST_BODY = 2**20
+LARGEST_BODY = 2**20  # bytes of a question, which is read whole
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -241,26 +241,26 @@ def bound(port: int = 0) -> Iterator[socket.socket]:
 
     Raises ValueError for an invalid port, and for one in use.
     """
-    made = _bind(port)
+    listener = _bind(port)
     try:
-        yield made
+        yield listener
     except BaseException:
-        made.close()
+        listener.close()
         raise
 
 
 def _bind(port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         # SO_REUSEADDR allows ports that were just closed. On Windows it would let two processes share one.
         alone = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-        made.setsockopt(socket.SOL_SOCKET, alone, 1)
-        made.bind((HOME, port))
+        listener.setsockopt(socket.SOL_SOCKET, alone, 1)
+        listener.bind((HOME, port))
     except OSError as error:
-        made.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} is in use; give another one, or 0 for any that is free") from None
         raise ValueError(f"cannot serve at port {port}: {error.strerror}") from None
-    return made
+    return listener

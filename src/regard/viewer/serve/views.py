@@ -192,8 +192,8 @@ def whole_map(results: Results, at: Question) -> Answer:
 def tile(results: Results, at: Question, level: int, x: int, y: int) -> Answer:
     """Answer a tile of a head's map, infinite where it is still computed."""
     key = (*at.key, "tile", level, x, y, at.kind)
-    if (known := results.store.get(key)) is not None:
-        return Answer(200, known)
+    if (cached := results.store.get(key)) is not None:
+        return Answer(200, cached)
     p = at.of.problem
     levels = pyramid.Levels(p.n_q, p.n_k)
     try:
@@ -264,7 +264,7 @@ def _grid(at: Question) -> PatchGrid:
 def heat(results: Results, at: Question) -> Answer:
     """Answer the weights of a token on the patches of a grid, or of the patches on it, in every head.
 
-    They are JSON, or with numbers=f32 float32 in the order of layers, heads and patches.
+    Weights are JSON, or with numbers=f32 float32 in the order of layers, heads and patches.
     """
     grid, side, form = _grid(at), at.query.get("side", "row"), at.query.get("numbers", "json")
     if side not in ("row", "column"):
@@ -392,9 +392,9 @@ def one_ablation(results: Results, at: Question) -> Answer:
 def expected(results: Results, at: Question) -> Answer:
     """Answer the tokens that the model expects at a position."""
     _runner(at)
-    known = results.expected(at)
-    i = integer(at.query, "i", known.last, 0, known.last, "token")
-    return Answer(200, ablation.described_expected(known, i))
+    expectation = results.expected(at)
+    i = integer(at.query, "i", expectation.last, 0, expectation.last, "token")
+    return Answer(200, ablation.described_expected(expectation, i))
 
 
 def _position(at: Question, known: Expected) -> int:

@@ -133,7 +133,7 @@ class Screen:
     def upright(self, labels: Sequence[str], height: int) -> list[str]:
         """Return labels written downwards, one column each, aligned at the bottom.
 
-        They have at most ``height`` lines.
+        Labels have at most ``height`` lines.
         """
         single = [
             [c if cell_len(c) == 1 else "□" if self.unicode else "?" for c in label if cell_len(c)] for label in labels

@@ -29,8 +29,8 @@ _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
     """Return an SVG or PNG file of 1950 × 1300 pixels.
 
-    It shows all heads, the strongest ones, the chosen head's map, where its token looks, and sentences about it. Maps
-    of more than 800 tokens are max-pooled.
+    The picture shows all heads, the strongest ones, the chosen head's map, where its token looks, and sentences about
+    it. Maps of more than 800 tokens are max-pooled.
 
     Raises ModuleNotFoundError for PNG if matplotlib is not installed.
     """

@@ -72,12 +72,12 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
     rows = side if screen.rows_per_line == 2 else side // 2
     chosen = (at.layer, at.head) == (choice.layer, choice.head)
     caption = Text(f"H{data.number(at.layer, at.head)}", style="bold reverse" if chosen else "bold")
-    for found in data.kinds_of(at.layer, at.head):
-        short = f"{found.called.split()[0]} back" if found.kind.name == "n tokens back" else found.kind.short
+    for score in data.kinds_of(at.layer, at.head):
+        short = f"{score.called.split()[0]} back" if score.kind.name == "n tokens back" else score.kind.short
         caption = Text.assemble(
             caption,
             "\n" if side < 12 or caption.cell_len > 3 else " ",
-            (f"{short}{'?' * found.tentative} {score_text(found.score)}", "dim"),
+            (f"{short}{'?' * score.tentative} {score_text(score.score)}", "dim"),
         )
     claimed = sentences.short(data.claims.get((at.layer, at.head), ()))
     if claimed and not data.kinds_of(at.layer, at.head):
@@ -164,12 +164,12 @@ def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> Re
 
 
 def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
-    found = data.attended(choice)
-    if not found:
+    attended = data.attended(choice)
+    if not attended:
         return Text("nothing: this token may see no token", style="dim")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")
-    for index, weight in found:
+    for index, weight in attended:
         if index is None:
             table.add_row("", Text("sink"), weight_text(weight), _bar(weight, screen))
             continue

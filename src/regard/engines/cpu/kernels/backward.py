@@ -121,11 +121,11 @@ class BackwardKernel:
                 work(block_at(n))
 
         def next_tile(block: RowBlock) -> Value:
-            found, end, cursor = k.variable(none), block.field("tiles") + block.field("count"), block.state.state
+            upcoming, end, cursor = k.variable(none), block.field("tiles") + block.field("count"), block.state.state
             with k.when(cursor[0] < end):
                 number = tiles[cursor[0]] >> TILE_BITS
-                found.value = k.where(number < k.integer("to"), number, none)
-            return found.value
+                upcoming.value = k.where(number < k.integer("to"), number, none)
+            return upcoming.value
 
         def compute(block: RowBlock) -> None:
             cursor = block.state.state
@@ -177,8 +177,8 @@ class BackwardKernel:
             if name not in spec.varying:
                 self.transposes.fetch(name, scratch[name], tile, start, stop)
                 continue
-            with k.choice(tile.block.has(name)) as (given, absent):
-                with given:
+            with k.choice(tile.block.has(name)) as (present, absent):
+                with present:
                     self.transposes.fetch(name, scratch[name], tile, start, stop)
                 with absent:
                     self.lanes.fill(scratch[name] + start * self.lanes.B, 0.0, stop - start)

@@ -209,7 +209,7 @@ class VisibleProducts(GradientProducts):
     def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int) -> Value:
         """Return x, or 0 where the weight is −0, that of a hidden pair.
 
-        Both halves of packed pairs by themselves.
+        The halves of packed pairs are judged separately.
         """
         k, paired = self.k, self.spec.paired
         word = I16 if paired else mathematics.integer_of(self.lanes.real)

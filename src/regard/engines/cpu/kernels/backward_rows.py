@@ -157,8 +157,8 @@ class QueryRows:
         for x in self._arrays(block):
             if x.rows is not None:
                 with when_given(block, self.spec, x.name):
-                    found = is_not_finite(lanes, x.rows, lanes.B * padded(lanes.real.size, x.count))
-                    not_finite.value = not_finite.value | found.to(I64)
+                    flag = is_not_finite(lanes, x.rows, lanes.B * padded(lanes.real.size, x.count))
+                    not_finite.value = not_finite.value | flag.to(I64)
         block.state.state[1] = not_finite.value
 
     def _pack(self, block: RowBlock) -> None:

@@ -116,8 +116,8 @@ class Factors:
 
     def weights(self, scratch: TileScratch, name: str) -> Pointer:
         """Return a tile of weights or score gradients, key by key."""
-        found = scratch[self.by_key.format(name)]
-        return found.of(BF16) if self.spec.paired else found
+        tile = scratch[self.by_key.format(name)]
+        return tile.of(BF16) if self.spec.paired else tile
 
     def _terms(
         self, tile: KeyTile, terms: Terms, factor: Callable[[str], Pointer], vector: Callable[[str], Pointer]

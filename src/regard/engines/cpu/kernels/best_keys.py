@@ -35,7 +35,7 @@ class BestKeys:
     def choose(self, state: SplitState, tile: KeyTile) -> None:
         """Insert the best keys of a tile.
 
-        Those that beat the last of the list in any lane are seldom many.
+        Few keys beat the last of the list in any lane.
         """
         k, P, load = self.k, tile.scratch.P, self.lanes.load
         candidates = tile.scratch.candidates.of(I64)

@@ -129,7 +129,7 @@ class Copies:
     ) -> Callable[[Value, int], Value]:
         """Return a loader of rows p and p + 1 of V, packed in pairs; absent rows are 0.
 
-        It takes a byte offset and the number of lanes.
+        The loader takes a byte offset and the number of lanes.
         """
         k, rows = self.k, []
         for x in (p, p + 1):

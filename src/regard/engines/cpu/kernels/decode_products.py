@@ -188,8 +188,8 @@ class DecodeQK:
     def _prefetches(self, tile: KeyTile) -> Callable[[Value, Value, Value], Iterator[Pointer]]:
         """Return a function that yields the lines to prefetch.
 
-        Its arguments: the keys from p on, of which W words of a head are read from x on. It yields as many lines as
-        they take.
+        The function takes p, a head and x: W words of the head are read from x on, of the keys from p on. It yields the
+        lines that these words take.
         """
         k, rows, size, several = self.k, self.rows, self.rows.word_type.size, self.W * self.spec.key_vectors
         count = max(1, self.W * several * size // LINE)
@@ -254,7 +254,7 @@ class DecodeQK:
     def _rows(self, tile: KeyTile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
         """Return W rows of a head of K as whole vectors of words, and the stride in bytes.
 
-        They are K's own memory, or copy `number`, in which absent rows and features are 0.
+        The rows are K's own memory, or copy `number`, in which absent rows and features are 0.
         """
         k, W, rows, d, element = self.k, self.W, self.rows, self.lanes.d, self.spec.element
         row, feature = k.integer("k_row"), k.integer("k_feature")
@@ -283,7 +283,8 @@ class DecodeQK:
 class KeyRange(NamedTuple):
     """A range of at most `size` keys of a tile, for one key head.
 
-    It goes from `first`, or the tile's first key, to before `stop`. Hidden values count as 0 if `exclude_hidden`.
+    The range goes from `first`, or the tile's first key, to before `stop`. Hidden values count as 0 if
+    `exclude_hidden`.
     """
 
     tile: KeyTile
@@ -411,10 +412,7 @@ class DecodePV:
                     totals[n].value = k.fma(v, weight, totals[n].value)
 
     def _prefetches(self, keys: KeyRange, a: Value, features: int) -> Callable[[Value, int], None]:
-        """Return a callback that prefetches features of V from a on.
-
-        It prefetches `features` features of the keys from p on.
-        """
+        """Return a callback that prefetches features [a, a + features) of V, of the keys from p on."""
         if not features:
             return lambda p, several: None
         k, rows, tile = self.k, self.rows, keys.tile
@@ -461,20 +459,20 @@ class DecodePV:
             return [half for n in range(steps) for half in k.unpack_bf16(load(rows[0], n).bits(I32))]
         if not self.spec.bf16_dot:
             return [load(rows[0], n).bits(self.spec.element).to(self.lanes.real) for n in range(steps)]
-        made = []
+        vectors = []
         for n in range(steps):
             low, high = (load(row, n) for row in rows)
             for half in (0, 4):
                 lanes = [x for b in range(half, 2 * W, 8) for i in range(b, b + 4) for x in (i, i + 2 * W)]
-                made.append(k.shuffle(low, high, lanes).bits(I32))
-        return made
+                vectors.append(k.shuffle(low, high, lanes).bits(I32))
+        return vectors
 
     def _in_order(self, totals: list[Value]) -> list[Value]:
         """Restore the order of features in sums."""
         if not self.spec.paired:
             return totals
-        k, W, made, together = self.k, self.W, [], 1 if self.spec.amx else 4
+        k, W, ordered, together = self.k, self.W, [], 1 if self.spec.amx else 4
         for low, high in zip(totals[::2], totals[1::2], strict=True):
             lanes = [x + half for b in range(0, W, together) for half in (0, W) for x in range(b, b + together)]
-            made += [k.shuffle(low, high, lanes[:W]), k.shuffle(low, high, lanes[W:])]
-        return made
+            ordered += [k.shuffle(low, high, lanes[:W]), k.shuffle(low, high, lanes[W:])]
+        return ordered

@@ -50,8 +50,8 @@ class ForwardKernel:
         if spec.decode_rows:
             self.layout = Decode(lanes, rules, self.softmax, self.splits)
         else:
-            given = terms(lanes, rules, self.softmax)
-            self.layout = Prefill(lanes, rules, self.softmax, self.splits, given, self.registers)
+            row_terms = terms(lanes, rules, self.softmax)
+            self.layout = Prefill(lanes, rules, self.softmax, self.splits, row_terms, self.registers)
 
     def run(self) -> None:
         each_work_group(self.lanes, self.registers, self.work_group)

@@ -62,7 +62,7 @@ class TangentKernel(ForwardKernel):
             if spec.paired and spec.moves:  # of the sums that Ȯ has, so that values that are alike cancel
                 rounded = load(state.l_dot_rounded, c) * load(state.l_rounded, c)
                 state.l_dot_rounded[c] = rounded + (lse_dot - mean)
-        output = self.own.O_dot if spec.given else state.O
+        output = self.own.O_dot if spec.reads_output else state.O
         centre = state.l_dot_rounded if spec.paired and spec.moves else scratch.old
         with self.layout.outputs(block) as (at, of):
             moved = load(state.O_dot, at) * self.output_factor(block, of)
@@ -74,7 +74,7 @@ class TangentKernel(ForwardKernel):
 
     def divide(self, block: RowBlock) -> None:
         """Divide the output by l, or read it if it is given."""
-        if not self.spec.given:
+        if not self.spec.reads_output:
             super().divide(block)
             return
         self._read(block, "out")
@@ -86,7 +86,7 @@ class TangentKernel(ForwardKernel):
 
     def store(self, block: RowBlock) -> None:
         k = self.k
-        if not self.spec.given:
+        if not self.spec.reads_output:
             super().store(block)
         strides = block.strides("out_dot")
         into = block.address("out_dot")
@@ -152,7 +152,7 @@ class TangentTerms(ForwardTerms):
 
     def pv(self, split: Split, tile: KeyTile) -> list[TileProduct]:
         """Return also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
-        products = [] if self.spec.given else super().pv(split, tile)
+        products = [] if self.spec.reads_output else super().pv(split, tile)
         if self.spec.moves:
             products.append(TileProduct("v", tile.scratch.S_dot, split.state.O_dot))
         if "v" in self.spec.varies:

@@ -62,8 +62,8 @@ class Pipeline:
                 scratch = self._buffer(1 - there)
                 tile = read_tile(block, scratch, t.value, tiles[t.value])
                 prefill.scores(tile, InFlight(k, partial(step, before), due, before.stop))
-                found = tile.number, tile.start, tile.first, tile.stop, *tile.halves
-                for x, value in zip(carried, found, strict=True):
+                position = tile.number, tile.start, tile.first, tile.stop, *tile.halves
+                for x, value in zip(carried, position, strict=True):
                     x.value = value
             with k.loop(before.stop, start=due.value, step=2) as p, k.loop(self.lanes.B, step=self.lanes.W) as c:
                 self.weights.into_partials(before, p, c)

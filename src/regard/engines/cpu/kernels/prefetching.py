@@ -20,8 +20,9 @@ class NextTiles:
     def __call__(self, tile: KeyTile, p: Value, count: int) -> None:
         """Prefetch a share in a micro-tile of `count` keys.
 
-        That is the bias. In a block's first tiles also the next block's queries; in its last ones the rows of its
-        outputs and, under a mask, the first keys of the next block. In a work group's first block also the next tile.
+        Each share has lines of the bias. A block's first tiles add the next block's queries; its last tiles add the
+        rows of its outputs and, under a mask, the first keys of the next block. In a work group's first block also the
+        next tile.
         """
         k, spec, block, d, d_v = self.k, self.spec, tile.block, self.lanes.d, self.lanes.d_v
         if spec.bias:

@@ -176,12 +176,12 @@ class Reductions:
             end = k.minimum(edges[bin.value + 1] - tile.start, tile.stop)
             with k.when(end > p.value):
                 with k.loop(self.B, step=self.W) as c:
-                    made = [k.variable(self.lanes.zero()) for _ in self.maps]
+                    sums = [k.variable(self.lanes.zero()) for _ in self.maps]
                     with k.loop(end, start=p.value) as q:
-                        for name, x in zip(self.maps, made, strict=True):
+                        for name, x in zip(self.maps, sums, strict=True):
                             weight = self.lanes.load(tile.scratch.P, q * self.B, c)
                             x.value = self._pooled(name, x.value, self._seen(weight) if name == "seen_map" else weight)
-                    for into, x in zip(self._pooled_rows(tile), made, strict=True):
+                    for into, x in zip(self._pooled_rows(tile), sums, strict=True):
                         into[c] = x.value
                 self._pool_rows(tile, bin.value)
                 p.value = end
@@ -201,13 +201,13 @@ class Reductions:
     def _pool_rows(self, tile: KeyTile, col: Value) -> None:
         k, zero = self.k, self.k.constant(self.real, 0.0)
         row_bins, lanes = self.lanes.operand("row_bins") + tile.block.field("row"), tile.block.field("lanes")
-        made = [k.variable(zero) for _ in self.maps]
+        sums = [k.variable(zero) for _ in self.maps]
         with k.loop(lanes) as n:
-            for name, x, source in zip(self.maps, made, self._pooled_rows(tile), strict=True):
+            for name, x, source in zip(self.maps, sums, self._pooled_rows(tile), strict=True):
                 x.value = self._pooled(name, x.value, source[n])
             here = row_bins[n]
             with k.when((row_bins[n + 1] != here) | (n + 1 == lanes)):
-                for name, x in zip(self.maps, made, strict=True):
+                for name, x in zip(self.maps, sums, strict=True):
                     map = tile.block.address(name)
                     map[here + col] = self._pooled(name, map[here + col], x.value)
                     x.value = zero

@@ -133,8 +133,8 @@ class ScoreGradients:
             queries = self._queries(tile, c)
 
             def weights(p: Value, present: Value) -> dict[str, Value]:
-                found = self.weights_of(ScoreVector(self, tile, queries, p, present, masked))
-                return dict(zip(spec.weights, found, strict=True))
+                vectors = self.weights_of(ScoreVector(self, tile, queries, p, present, masked))
+                return dict(zip(spec.weights, vectors, strict=True))
 
             if not spec.paired:
                 with k.loop(stop, start=start) as p:

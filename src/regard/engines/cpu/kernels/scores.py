@@ -79,7 +79,7 @@ class Scores:
             yield start, stop, {}
             return
         k, W, block, scratch = self.k, self.W, tile.block, tile.scratch
-        sources, found = [], {}
+        sources, biases = [], {}
         for name in self.spec.biases:
             base, strides = block.dense_at(name, tile.start)
             sources.append((name, base, strides, self.transposes.rows(block, base, strides, c)))
@@ -92,8 +92,8 @@ class Scores:
                     with single:
                         last = k.minimum(first + W, stop)
                         self.transposes.singly(block, base, strides, c, first, last, transposed, 1.0)
-                found[name] = transposed
-            yield first, k.minimum(first + W, stop), found
+                biases[name] = transposed
+            yield first, k.minimum(first + W, stop), biases
 
     def _add_bias(self, tile: KeyTile, start: Value, stop: Value) -> None:
         """Do the work of `_change` where a bias is all that changes scores.

@@ -57,7 +57,7 @@ def subtract_lse(lanes: Lanes, tile: KeyTile, lse: Pointer, scale: Value | None)
 def natural_score(k: Kernel, s: Value, scale: Value | None) -> Value:
     """Return a score from a QK product, which `scale` makes a logarithm of base 2.
 
-    That may be infinite where the score is finite.
+    The logarithm may be infinite where the score is finite.
     """
     if scale is None:
         return s * mathematics.LN_2

@@ -34,10 +34,10 @@ class KeySplits:
     def next(self, block: RowBlock) -> Value:
         """Return the split of the block's next tile."""
         k = self.k
-        found, cursor = k.variable(k.constant(I64, NONE)), block.state.cursor[0]
+        split, cursor = k.variable(k.constant(I64, NONE)), block.state.cursor[0]
         with k.when(cursor < block.field("tiles") + block.field("count")):
-            found.value = self.of(k.pointer("tiles", I64)[cursor])
-        return found.value
+            split.value = self.of(k.pointer("tiles", I64)[cursor])
+        return split.value
 
     def of(self, word: Value) -> Value:
         """Return the split of an entry of the list."""
@@ -56,10 +56,10 @@ class KeySplits:
 
     def contains(self, block: RowBlock, t: Value, split: Value) -> Value:
         """Return 1 if the block's tile at list index t belongs to a split, else 0."""
-        found = self.k.variable(self.k.constant(I64, 0))
+        flag = self.k.variable(self.k.constant(I64, 0))
         with self.k.when(t < block.field("tiles") + block.field("count")):
-            found.value = (self.of(self.k.pointer("tiles", I64)[t]) == split).to(I64)
-        return found.value
+            flag.value = (self.of(self.k.pointer("tiles", I64)[t]) == split).to(I64)
+        return flag.value
 
 
 class LaneLayout(ABC):

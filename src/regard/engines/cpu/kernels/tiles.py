@@ -13,7 +13,7 @@ from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE
 class Halves(NamedTuple):
     """The keys of a tile that each half of the lanes may see.
 
-    Both halves may see those from `first` to `stop`; one half alone may see whole PARTs before and after.
+    Both halves may see the keys from `first` to `stop`; one half alone may see whole PARTs before and after.
     """
 
     first: Value
@@ -26,7 +26,7 @@ class Halves(NamedTuple):
 class TileKeys:
     """The keys of a tile.
 
-    Those from `first` to before `stop` are present, counted from its start.
+    Keys from `first` to before `stop` are present, counted from the start of the tile.
     """
 
     number: Value  # counted from the absolute j = 0

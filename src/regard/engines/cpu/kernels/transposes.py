@@ -73,7 +73,7 @@ class Transposes:
     ) -> None:
         """Transpose rows of bf16 to packed pairs of features, a row of lanes for each.
 
-        They take the sign of the scale; pairs after the last feature are 0.
+        The pairs take the sign of the scale; pairs after the last feature are 0.
         """
         k, W, B, d = self.k, self.W, self.B, self.lanes.d
         head, row, feature = strides

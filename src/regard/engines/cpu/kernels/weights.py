@@ -72,8 +72,8 @@ class StoredWeights:
         tiles, first = k.pointer("tiles", I64), block.field("tiles")
         with k.when(k.integer("whole") != 0), k.loop(block.field("lanes")) as n:
             total, one = sums[n], k.constant(self.lanes.real, 1.0)
-            known = (total > 0.0) & (total < math.inf)  # else the row sees nothing, or has NaN where it sees something
-            factor = k.where(known, one / total, one)
+            valid = (total > 0.0) & (total < math.inf)  # else the row sees nothing, or has NaN where it sees something
+            factor = k.where(valid, one / total, one)
             weights = block.row(block.address("weights"), n, head, row)
             with k.loop(first + block.field("count"), start=first) as t:
                 keys = read_keys(k, tiles[t])

@@ -208,7 +208,7 @@ class Kernel:
     def stay(self) -> None:
         """Keep the compiler from moving loads and stores across this point.
 
-        It is not an instruction.
+        No instruction is written.
         """
         self.b.fence("seq_cst", targetscope="singlethread")
 
@@ -230,8 +230,8 @@ class Kernel:
         prefix = f"v{lanes}" if lanes else ""
         suffix = f".{prefix}{xs[0].type}" if result is xs[0].type else f".{prefix}{result}.{prefix}{xs[0].type}"
         raw = [x.raw for x in xs]
-        made = self.call_named(f"llvm.{name}{suffix}", self.raw(result, lanes), [x.type for x in raw], raw)
-        return Value(self, result, lanes, made)
+        call = self.call_named(f"llvm.{name}{suffix}", self.raw(result, lanes), [x.type for x in raw], raw)
+        return Value(self, result, lanes, call)
 
     def library(self, name: str, x: Value) -> Value:
         """Apply a function of the C library, such as "expm1", to each lane."""
@@ -249,18 +249,18 @@ class Kernel:
         Otherwise `p[0] = where(c, p[0], y)` becomes a masked store. With AVX2 that is VMASKMOVPS, which takes a Zen 3
         some 20 cycles.
         """
-        made = ir.Instruction(self.b.block, x.raw.type, "freeze", [x.raw])  # llvmlite's builder has none
-        self.b._insert(made)
-        result: Value = x._like(made)
-        return result
+        instruction = ir.Instruction(self.b.block, x.raw.type, "freeze", [x.raw])  # llvmlite's builder has none
+        self.b._insert(instruction)
+        value: Value = x._like(instruction)
+        return value
 
     def where(self, condition: Value, x: Any, y: Any) -> Value:
         """Select x where the condition holds, else y; at least one of them is a `Value`."""
         yes, no = x._meet(y) if isinstance(x, Value) else y._meet(x)[::-1]
         lanes = max(condition.lanes, yes.lanes)
         yes, no = yes.spread(lanes), no.spread(lanes)
-        made: Value = yes._like(self.b.select(condition.raw, yes.raw, no.raw))
-        return made
+        selected: Value = yes._like(self.b.select(condition.raw, yes.raw, no.raw))
+        return selected
 
     def pick(self, n: Value, options: Sequence[Value]) -> Value:
         """Return the n-th of some values."""
@@ -286,25 +286,25 @@ class Kernel:
         """
         n = len(rows)
         inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which a shuffle is cheapest
-        made = list(rows)
+        columns = list(rows)
         for first in range(0, n, inside):
-            made[first : first + inside] = self._transpose_within(made[first : first + inside])
+            columns[first : first + inside] = self._transpose_within(columns[first : first + inside])
         for column in range(inside):
-            made[column::inside] = self._transpose_across(made[column::inside], inside)
-        return made
+            columns[column::inside] = self._transpose_across(columns[column::inside], inside)
+        return columns
 
     def _transpose_within(self, rows: list[Value]) -> list[Value]:
         """Transpose every block of as many lanes as there are rows."""
         n, half = rows[0].lanes, len(rows) // 2
         for _ in range(half.bit_length()):
-            made = []
+            shuffled = []
             for x, y in zip(rows[:half], rows[half:], strict=True):
                 for start in (0, half):
                     lanes = [
                         block + start + i // 2 + n * (i % 2) for block in range(0, n, 2 * half) for i in range(2 * half)
                     ]
-                    made.append(self.shuffle(x, y, lanes))
-            rows = made
+                    shuffled.append(self.shuffle(x, y, lanes))
+            rows = shuffled
         return rows
 
     def _transpose_across(self, rows: list[Value], block: int) -> list[Value]:
@@ -319,9 +319,9 @@ class Kernel:
             ]
             for start in (0, block)
         )
-        made: list[Value] = [None] * len(rows)  # type: ignore[list-item]
-        made[::2], made[1::2] = self._transpose_across(even, block), self._transpose_across(odd, block)
-        return made
+        columns: list[Value] = [None] * len(rows)  # type: ignore[list-item]
+        columns[::2], columns[1::2] = self._transpose_across(even, block), self._transpose_across(odd, block)
+        return columns
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
         """Return the numbered lanes of x and y.

@@ -163,10 +163,10 @@ def log(k: Kernel, x: Value) -> Value:
     z = s * s
     r = horner(k, z, LOG[t][::-1]) * z
     half = f * f * 0.5
-    made = k.fma(n, k.constant(t, LN_2_HIGH[t]), f - (half - k.fma(s, half + r, n * LN_2_LOW[t])))
-    made = k.where(x == math.inf, x, made)
-    made = k.where(x == 0.0, k.constant(t, -math.inf), made)
-    return k.where(x >= 0.0, made, k.constant(t, math.nan))
+    logarithm = k.fma(n, k.constant(t, LN_2_HIGH[t]), f - (half - k.fma(s, half + r, n * LN_2_LOW[t])))
+    logarithm = k.where(x == math.inf, x, logarithm)
+    logarithm = k.where(x == 0.0, k.constant(t, -math.inf), logarithm)
+    return k.where(x >= 0.0, logarithm, k.constant(t, math.nan))
 
 
 def tanh(k: Kernel, x: Value) -> Value:
@@ -215,9 +215,9 @@ def _tanh_table() -> list[tuple[float, ...]]:
 
 def _interpolated(f: Callable[[Any], Any], degree: int, low: float, high: float) -> list[float]:
     """Interpolate f at Chebyshev's points; coefficients start with the lowest power."""
-    made = np.polynomial.Chebyshev.interpolate(f, degree, [low, high])
-    found: list[float] = made.convert(kind=np.polynomial.Polynomial).coef.tolist()
-    return found
+    polynomial = np.polynomial.Chebyshev.interpolate(f, degree, [low, high])
+    coefficients: list[float] = polynomial.convert(kind=np.polynomial.Polynomial).coef.tolist()
+    return coefficients
 
 
 # Dropout: the generator of regard.reference.specification

@@ -23,8 +23,7 @@ LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 class TileContext:
     """The inputs of a rule at one place of a tile.
 
-    They are the values of its leaves by name, and of its dense arrays by slot. For `Lowering.prepare`, leaves may be
-    absent, and `dense` too.
+    Leaves have values by name, dense arrays by slot. For `Lowering.prepare`, leaves may be absent, and `dense` too.
     """
 
     leaves: Mapping[str, Value]
@@ -115,18 +114,18 @@ def _absolute(k: Kernel, x: Value) -> Value:
 
 def _sign(k: Kernel, x: Value) -> Value:
     zero, one = k.constant(x.type, 0), k.constant(x.type, 1)
-    made = k.where(x > 0, one, k.where(x < 0, -one, zero))
-    return k.where(x.is_nan(), x, made) if _is_float(x) else made
+    sign = k.where(x > 0, one, k.where(x < 0, -one, zero))
+    return k.where(x.is_nan(), x, sign) if _is_float(x) else sign
 
 
 def _least(k: Kernel, x: Value, y: Value) -> Value:
-    made = k.minimum(x, y)  # y if one is NaN
-    return k.where(x.is_nan(), x, made) if _is_float(x) else made
+    least = k.minimum(x, y)  # y if one is NaN
+    return k.where(x.is_nan(), x, least) if _is_float(x) else least
 
 
 def _greatest(k: Kernel, x: Value, y: Value) -> Value:
-    made = k.maximum(x, y)
-    return k.where(x.is_nan(), x, made) if _is_float(x) else made
+    greatest = k.maximum(x, y)
+    return k.where(x.is_nan(), x, greatest) if _is_float(x) else greatest
 
 
 def _divided(k: Kernel, x: Value, y: Value) -> tuple[Value, Value]:

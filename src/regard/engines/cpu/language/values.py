@@ -173,20 +173,20 @@ class Value:
                 return self.to(F32).to(type)
             if self.type.size == type.size:
                 return self.to(F32).to(type)
-            made = b.fpext(self.raw, raw) if type.size > self.type.size else b.fptrunc(self.raw, raw)
+            converted = b.fpext(self.raw, raw) if type.size > self.type.size else b.fptrunc(self.raw, raw)
         elif categories == ("int", "int"):
-            made = b.sext(self.raw, raw) if type.size > self.type.size else b.trunc(self.raw, raw)
+            converted = b.sext(self.raw, raw) if type.size > self.type.size else b.trunc(self.raw, raw)
         elif categories == ("int", "float"):
-            made = b.sitofp(self.raw, raw)
+            converted = b.sitofp(self.raw, raw)
         elif categories == ("bool", "int"):
-            made = b.zext(self.raw, raw)
+            converted = b.zext(self.raw, raw)
         elif categories == ("bool", "float"):
-            made = b.uitofp(self.raw, raw)
+            converted = b.uitofp(self.raw, raw)
         elif type.category == "bool":
             return self != 0
         else:
             return self.k.intrinsic("fptosi.sat", type, self)
-        return Value(self.k, type, self.lanes, made)
+        return Value(self.k, type, self.lanes, converted)
 
     def _to_bfloat(self) -> "Value":
         """Round to the upper half, ties to even.

@@ -80,14 +80,14 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
 
 def arrays_of(p: Problem, own: Arrays) -> Arrays:
     """Return arrays by the names of operands: the problem's, and a call's own."""
-    found = {"q": p.query, "k": p.key, "v": p.value, **own}
+    arrays = {"q": p.query, "k": p.key, "v": p.value, **own}
     if p.bias is not None:
-        found["bias"] = p.dense(p.bias)
+        arrays["bias"] = p.dense(p.bias)
     if p.outside is not None:
-        found["sink"] = p.outside
+        arrays["sink"] = p.outside
     for n, x in enumerate(dense_masks(p)):
-        found[f"dense{n}"] = x
-    return found
+        arrays[f"dense{n}"] = x
+    return arrays
 
 
 def field_values(p: Problem, spec: KernelSpec, arrays: Arrays) -> dict[str, int | float]:

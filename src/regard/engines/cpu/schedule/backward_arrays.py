@@ -34,7 +34,7 @@ LANES = 64  # for AMX products
 class BackwardArrays:
     """The arrays of one call of backward, and its spec.
 
-    They are those that the kernel writes, and those that it reads besides the inputs.
+    The kernel writes some of the arrays, and reads the others in addition to the inputs.
     """
 
     name = "backward"

@@ -89,9 +89,6 @@ class BackwardTangentArrays(BackwardArrays):
 def backward_jvp(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """Return the tangents of `backward`.
-
-    They are along tangents t of the inputs and d_ct of the cotangents.
-    """
+    """Return the tangents of `backward` along t of the inputs and d_ct of the cotangents."""
     with np.errstate(all="ignore"):
         return run(p, target, BackwardTangentArrays(p, outputs, ct, t, d_outputs, d_ct))

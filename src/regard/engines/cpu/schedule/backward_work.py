@@ -53,7 +53,7 @@ def backward(
 ) -> Differential:
     """Return the gradients of the inputs, from forward's outputs.
 
-    They are those of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩.
+    The sum ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩ is differentiated.
     """
     with np.errstate(all="ignore"):
         return run(p, target, BackwardArrays(p, outputs, ct, into))
@@ -66,8 +66,8 @@ def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
     """
     count = p.all_heads * p.n_q
     if count:
-        found = arrays_of(p, arrays.own(p))
-        schedule_for(p, target, arrays, found, threads_for(p, count)).run(p, arrays, found)
+        operands = arrays_of(p, arrays.own(p))
+        schedule_for(p, target, arrays, operands, threads_for(p, count)).run(p, arrays, operands)
     return arrays.result(target)
 
 
@@ -140,17 +140,17 @@ class BackwardSchedule:
         self.chunks = tuple(self.chunks)
         return True
 
-    def run(self, p: Problem, arrays: BackwardArrays, found: Arrays) -> None:
+    def run(self, p: Problem, arrays: BackwardArrays, operands: Arrays) -> None:
         def code() -> str:
             return arrays.source(arrays.spec(self.target), self.target)
 
         kernel = cache.kernel(self.key, arrays.name, self.target, code)
         fields = self.fields[:]
         fields[SEED] = p.seed
-        for tables, given in ((self.trained, arrays.dtables), (self.tangent_tables, arrays.tables)):
+        for tables, sources in ((self.trained, arrays.dtables), (self.tangent_tables, arrays.tables)):
             for at, n in tables:
-                fields[at] = address_of(given[_tables(p)[n]])
-        bases = array("Q", [base_of(found.get(name)) for name in self.addresses])
+                fields[at] = address_of(sources[_tables(p)[n]])
+        bases = array("Q", [base_of(operands.get(name)) for name in self.addresses])
         fields[BASES] = bases.buffer_info()[0]
         for chunk in self.chunks:
             fields[BLOCKS], fields[TILE_LIST] = address_of(chunk.blocks), address_of(chunk.tiles)
@@ -202,12 +202,12 @@ class BackwardChunks(LaunchStages):
         p, spec = self.p, self.backward
         # Threads wait for each other at the end of a chunk, so it is longer for more threads. Gradients of tables have
         # sums over several key-value heads, chunk by chunk, so there its length is fixed.
-        for tiles, given in self.chunks(CHUNK_BLOCKS * (1 if self.sums.dtables else self.threads)):
-            head, i = given[:, self.field("head")], given[:, self.field("i")]
-            kv_head = (given[:, self.field("b")] - p.origin[0]) * p.kv_heads + head // p.group
+        for tiles, table in self.chunks(CHUNK_BLOCKS * (1 if self.sums.dtables else self.threads)):
+            head, i = table[:, self.field("head")], table[:, self.field("i")]
+            kv_head = (table[:, self.field("b")] - p.origin[0]) * p.kv_heads + head // p.group
             # Sums over queries run from the last row to the first, and over the heads of a row, however a call is cut.
             order = np.lexsort((head, -i, kv_head))
-            blocks, edges = given[order], np.append(0, np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1)
+            blocks, edges = table[order], np.append(0, np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1)
             counts = np.diff(edges)
             partial_sum = np.arange(len(counts)) % PARTIAL_SUMS[0] * PARTIAL_SUMS[1]
             blocks[:, self.field("partial_sum")] = np.repeat(partial_sum, counts)
@@ -231,7 +231,7 @@ class BackwardChunks(LaunchStages):
         before_entry = _sums_before(column[:, None] == np.arange(len(columns) - 1))
         begin, end = self.list_ends(blocks)
         work_before = _sums_before(before_entry[end] - before_entry[begin])
-        found: list[Task] = []
+        tasks: list[Task] = []
         for heads in np.split(order, np.flatnonzero(np.diff(chains[order])) + 1):
             above: dict[int, list[Task]] = {}
             for groups in self.row_ranges(edges[heads], edges[heads + 1], work_before):
@@ -241,8 +241,8 @@ class BackwardChunks(LaunchStages):
                     # The first task of a row sets dq to 0.
                     ends = columns[m] if before else 0, columns[m + 1]
                     before = above[m] = [Task(groups, ends, (*before, *above.get(m, ())))]
-                    found += before
-        return sorted(found, key=lambda task: task.depth)
+                    tasks += before
+        return sorted(tasks, key=lambda task: task.depth)
 
     def chains(self, blocks: Array, edges: Array) -> Array:
         """Return the chain of each key-value head, numbered in order: those of a chain share sums.
@@ -338,7 +338,7 @@ class _Done:
     def after(self, task: Task) -> Iterator[None]:
         """Wait for the tasks before this one, then mark it as ended.
 
-        They have been started, so they will end.
+        Earlier tasks have been started, so they will end.
         """
         if not self.events:
             yield

@@ -100,9 +100,9 @@ def _largest_square(x: Array) -> Any:
 
 def _counted(x: Array) -> Array:
     """Return 2-D prefix sums, with a row and a column of 0 in front."""
-    made = np.zeros((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 1), np.int32)
-    np.cumsum(x, axis=-2, dtype=np.int32, out=made[..., 1:, 1:])
-    return np.cumsum(made, axis=-1, dtype=np.int32, out=made)
+    sums = np.zeros((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 1), np.int32)
+    np.cumsum(x, axis=-2, dtype=np.int32, out=sums[..., 1:, 1:])
+    return np.cumsum(sums, axis=-1, dtype=np.int32, out=sums)
 
 
 def _is_one(planes: Array) -> bool:
@@ -218,12 +218,12 @@ def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tup
     """
 
     def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
-        found = masks.get(id(array))
+        mask = masks.get(id(array))
         h, h_last = (x - origin[1] for x in ranges.h)
-        if found is None or (np.any(h != h_last) and any(found.seen.strides[-3:-2])):
+        if mask is None or (np.any(h != h_last) and any(mask.seen.strides[-3:-2])):
             return np.asarray(0), np.asarray(1)
         b = ranges.b[0] - origin[0]
         at = (*np.unravel_index(b, lead), h) if lead else (h,)
-        return found.bounds(at, tuple(x - offset[b] for x in ranges.i), tuple(x - origin[2] for x in ranges.j))
+        return mask.bounds(at, tuple(x - offset[b] for x in ranges.i), tuple(x - origin[2] for x in ranges.j))
 
     return bounds

@@ -1,6 +1,7 @@
 """The spec of forward's kernel for a call.
 
-It says whether lanes are keys or queries, and how products and copies are made."""
+The spec says whether lanes are keys or queries, and how products and copies are made.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,8 +39,8 @@ def spec_of(
 
     decode: lanes may be keys. rules: instead of those of the call. more: arrays that are read like keys and values.
     """
-    found = {prefix: RuleArguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
-    plain = prefill_spec(p, target, rows * p.group, found.get("mask"), found.get("score"), entropy)
+    lowered = {prefix: RuleArguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
+    plain = prefill_spec(p, target, rows * p.group, lowered.get("mask"), lowered.get("score"), entropy)
     W = target.lanes(plain.real.size)
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
     amx = plain.element is BF16 and target.amx and p.scale != 0
@@ -114,7 +115,7 @@ def heads_in_rows(x: Array) -> bool:
 def _scattered(x: Array) -> bool:
     """Test if a head's rows spread over SPREAD_BYTES.
 
-    They then share few sets of a cache, and evict each other.
+    Such rows share few sets of a cache, and evict each other.
     """
     step = x.strides[-2]
     return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > SPREAD_BYTES)

@@ -77,7 +77,7 @@ def set_work(fields: "array[int]", bounds: Array, taken: "array[int]", scratch: 
 def member(target: Target) -> cache.Compiled:
     """Return the code of a team's members: each runs the kernel with the next fields.
 
-    Its data: the number of fields that are taken, their total, the kernel, and the addresses of the fields.
+    The code's data: the number of fields that are taken, their total, the kernel, and the addresses of the fields.
     """
     return cache.kernel("member", "member", target, lambda: MEMBER.format(triple=target.triple))
 

@@ -32,15 +32,15 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     """
     if x.size < SMALL or dtype.itemsize != 2:
         return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar
-    made = memory.empty(x.shape, dtype)
+    rounded = memory.empty(x.shape, dtype)
     rows = x.reshape(-1, x.shape[-1])
     step = max(1, PART // x.shape[-1])
 
     def part(first: int) -> None:
-        Narrowing(rows[first : first + step], dtype, target)(address_of(made) + first * x.shape[-1] * 2)
+        Narrowing(rows[first : first + step], dtype, target)(address_of(rounded) + first * x.shape[-1] * 2)
 
     spread(part, range(0, len(rows), step), num_threads())
-    return made
+    return rounded
 
 
 class Narrowing:

@@ -1,7 +1,7 @@
 """Forward calls that are prepared once, and run on other arrays without checks and schedules.
 
-Those take longer than attention itself where a call is short, also where keys have evicted Python's own data from the
-caches. A prepared call has scratch memory, and serves one thread.
+In a short call checks and schedules take longer than attention itself, also where keys have evicted Python's own data
+from the caches. A prepared call has scratch memory, and serves one thread.
 """
 
 from array import array
@@ -198,7 +198,7 @@ class PreparedStep(PreparedForward):
 def form_of(p: Problem, n_k: int) -> Problem:
     """Return the problem with n_k keys.
 
-    Its arrays have no memory, and must not be read.
+    The arrays have no memory, and must not be read.
     """
 
     def form(x: Array, rows: int) -> Array:
@@ -208,10 +208,10 @@ def form_of(p: Problem, n_k: int) -> Problem:
 
 
 def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForward | None:
-    """Return a prepared call.
+    """Return a prepared call, None for those that are not `preparable`.
 
-    None for those that are not `preparable`. With "keys" in `vary` also for calls with rules or a bias, and several
-    queries of a head. With "low" the call stores that, too.
+    With "keys" in `vary` there is none either for calls with rules or a bias, and several queries of a head. With "low"
+    the call stores that, too.
     """
     if not preparable(p):
         return None
@@ -232,7 +232,7 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForwar
 def preparable(p: Problem) -> bool:
     """Return False for long calls, other options than `VARYING`, and where values decide which tiles are skipped.
 
-    Those are a bias that may hide, and tables of rules in calls of several tiles.
+    Values do so in a bias that may hide, and in tables of rules where keys are several tiles.
     """
     if not (0 < p.batch * p.heads * p.n_q <= MOST_QUERIES and p.n_k and p.used <= VARYING):
         return False

@@ -107,10 +107,10 @@ class PreparedBackward:
 
 
 def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackward | None:
-    """Return a prepared call for the cotangent of out.
+    """Return a prepared call for the cotangent of out, None where forward has none.
 
-    None where forward has none, for several threads, large gradients, operands that broadcast, and gradients of a bias
-    or of tables. With "low" in `vary` it reads that, too.
+    There is none either for several threads, large gradients, operands that broadcast, and gradients of a bias or of
+    tables. With "low" in `vary` the call reads that, too.
     """
     operands = p.query, p.key, p.value
     if (

@@ -43,16 +43,16 @@ def second_pass(
 ) -> dict[Statistic, Any]:
     """Return the observed statistics among `visible`, `received`, `profile`, `pooled`.
 
-    Each shape of maps takes a pass. factor: that of each query's weights.
+    Each shape of maps takes a pass. factor: of each query's weights.
     """
     rest = None if factor is None else -np.log(factor)
-    found: dict[Statistic, Any] = {}
+    statistics: dict[Statistic, Any] = {}
     maps = [s for s in observe if isinstance(s, Pooled)]
     sums = tuple(s for s in observe if not isinstance(s, Pooled))
     for shape in dict.fromkeys(s.of[:2] for s in maps) or [(1, 1)]:
         mine = tuple(s for s in maps if s.of[:2] == shape)
-        found |= Pass(p, target, lse, mine if found else (*sums, *mine), shape, rest).result()
-    return found
+        statistics |= Pass(p, target, lse, mine if statistics else (*sums, *mine), shape, rest).result()
+    return statistics
 
 
 class PartialStages(LaunchStages):
@@ -65,11 +65,11 @@ class PartialStages(LaunchStages):
     @cached_property
     def grid(self) -> tuple[Array, Array]:
         """Heads (first, count) and rows (first, count) of query blocks, one head each."""
-        lanes, made = self.spec.lanes, []
+        lanes, blocks = self.spec.lanes, []
         for first, stop in zip(self.part_edges, self.part_edges[1:], strict=False):
             starts = np.arange(first, stop, lanes)
-            made.append(np.stack([np.arange(len(starts)), starts, np.minimum(lanes, stop - starts)], axis=1))
-        rows = np.concatenate(made)
+            blocks.append(np.stack([np.arange(len(starts)), starts, np.minimum(lanes, stop - starts)], axis=1))
+        rows = np.concatenate(blocks)
         heads = np.arange(self.p.heads)
         return np.stack([heads, np.ones_like(heads)], axis=1), rows[np.argsort(rows[:, 0], kind="stable"), 1:]
 
@@ -110,18 +110,18 @@ class Pass:
         heads, partials = p.all_heads, len(self.part_edges) - 1
         tiles = -(-(p.n_k + p.origin[2] % KEYS) // KEYS)
         width = p.n_q + p.n_k + 2 * KEYS + self.spec.lanes
-        made: dict[str, Array] = {}
+        totals: dict[str, Array] = {}
         for s in self.observe:
             field = field_of(s)
             if field == "visible":
-                made[field] = np.zeros((heads, p.n_q), np.int64)
+                totals[field] = np.zeros((heads, p.n_q), np.int64)
             elif field == "received":
-                made[field] = np.zeros((heads, partials, tiles * KEYS), c)
+                totals[field] = np.zeros((heads, partials, tiles * KEYS), c)
             elif field == "profile":
-                made[field] = np.zeros((heads, partials, width), c)
+                totals[field] = np.zeros((heads, partials, width), c)
             else:
-                made[field] = np.zeros((heads, len(self.row_edges) - 1, len(self.col_edges) - 1), c)
-        return made
+                totals[field] = np.zeros((heads, len(self.row_edges) - 1, len(self.col_edges) - 1), c)
+        return totals
 
     def result(self) -> dict[Statistic, Any]:
         """Run the pass and return the statistics."""
@@ -138,8 +138,8 @@ class Pass:
                 x = x.sum(axis=1)[:, KEYS : KEYS + p.extents.diagonals]
             elif field_of(s) == "mass":
                 x /= np.diff(self.row_edges).astype(x.dtype)[:, None]
-            made = np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
-            return s.result([made, p.extents.distances][: len(s.parts)])
+            total = np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
+            return s.result([total, p.extents.distances][: len(s.parts)])
 
         return {s: value(s) for s in self.observe}
 

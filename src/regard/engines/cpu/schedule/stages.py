@@ -126,8 +126,8 @@ class LaunchStages:
     def varying(self) -> frozenset[str]:
         """Return the indices, such as "b" and "h", that lists of tiles depend on."""
         views = [view for _, view in self.masks]
-        found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
-        return reads(*self.p.rules.hiding) | found
+        indices = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
+        return reads(*self.p.rules.hiding) | indices
 
     @cached_property
     def alike(self) -> bool:
@@ -186,7 +186,7 @@ class LaunchStages:
     def stage(self, tiles: Array, blocks: Array, split_state: int = 0, most: int = WIDE_WORK_GROUP) -> LaunchStage:
         """Form work groups of query blocks, the longest first.
 
-        Their blocks share keys and values, or pages of them.
+        Blocks of a group share keys and values, or pages of them.
         """
         all_heads = self.spec.decode_rows and heads_in_rows(self.p.key)
         # Under a window, only as many query blocks as one of them sees keys share any.
@@ -224,19 +224,19 @@ class LaunchStages:
         """
         p, size = self.p, self.state_bytes
         splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
-        made, numbers = [], []
+        parts, numbers = [], []
         for block in blocks:
             own = splits[block[self.field("tiles")] :][: block[self.field("count")]]
             starts = np.flatnonzero(np.diff(own, prepend=-1))
             part = np.repeat(block[None], len(starts), axis=0)
             part[:, self.field("tiles")] += starts
             part[:, self.field("count")] = np.diff(starts, append=len(own))
-            made.append(part)
+            parts.append(part)
             numbers.append(len(starts))
         if max(numbers) < 2:
             yield self.stage(tiles, blocks)
             return
-        each, merged = np.concatenate(made), blocks.copy()
+        each, merged = np.concatenate(parts), blocks.copy()
         each[:, self.field("split_state")] = size * np.arange(len(each))
         merged[:, self.field("split_state")] = size * np.append(0, np.cumsum(numbers[:-1]))
         merged[:, self.field("splits")], merged[:, self.field("count")] = numbers, 0
@@ -278,8 +278,8 @@ class LaunchStages:
                 some = elements, apart[:, :1], apart.sum(axis=1)[:, None] - 1, band[:, 0], band.sum(axis=1) - 1
                 b, *head, first, last = (np.broadcast_to(x, shape).reshape(-1) for x in some)
                 ranges = replace(p.extents.ranges(b, (head[0], head[1]), first, last), dense=dense)
-                found, begin, number = self.visible(ranges, edges)
-                yield found, self.block_table(batch, heads, band, begin.reshape(shape), number.reshape(shape))
+                listed, begin, number = self.visible(ranges, edges)
+                yield listed, self.block_table(batch, heads, band, begin.reshape(shape), number.reshape(shape))
 
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """Return the tiles of some query blocks, which may be of several batch elements and heads.
@@ -350,8 +350,8 @@ class LaunchStages:
         begin, number: where the tiles of each block begin, and how many there are; they broadcast.
         """
         p = self.p
-        made = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
-        column = {name: made[..., n] for n, name in enumerate(self.spec.block_fields)}
+        table = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
+        column = {name: table[..., n] for n, name in enumerate(self.spec.block_fields)}
         h, first = heads[:, 0, None], rows[:, 0]
         b = np.arange(batch.start, batch.stop)[:, None, None]
 
@@ -376,7 +376,7 @@ class LaunchStages:
             column["split_state"][...] = at * self.state_bytes
             assert p.part.query is not None
             column["splits"][...] = RESUMED * (not p.part.query.first) + CARRIED * (not p.part.query.last)
-        return made.reshape(-1, len(self.spec.block_fields))
+        return table.reshape(-1, len(self.spec.block_fields))
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -385,18 +385,15 @@ def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     The array broadcasts to the leading shape.
     """
     offsets = np.zeros(1, np.int64)
-    given = x.ndim - keep
+    leading = x.ndim - keep
     for axis, size in enumerate(lead):
-        own = axis - (len(lead) - given)
+        own = axis - (len(lead) - leading)
         step = x.strides[own] if own >= 0 and x.shape[own] != 1 else 0
         offsets = (offsets[:, None] + step * np.arange(size)).reshape(-1)
     return offsets
 
 
 def _ends(marked: Array) -> tuple[Array, Array]:
-    """Return the first key of the first marked part, and the key after the last.
-
-    Both are 0 for rows without a marked part.
-    """
+    """Return the first key of the first marked part, and the key after the last; 0 without a marked part."""
     any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART

@@ -27,8 +27,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class TangentCall:
     """The outputs, tangents of the inputs, and arrays for those of the outputs.
 
-    score: the rule and its tangent, None if that is 0. moving: the tables in it that are tangents. given: the output is
-    read instead of computed.
+    score: the rule and its tangent, None if that is 0. moving: the tables in it that are tangents. reads_output:
+    the output is not computed.
     """
 
     results: KernelResults
@@ -36,7 +36,7 @@ class TangentCall:
     score: Program | None
     moving: frozenset[Table]
     d_outputs: Outputs
-    given: bool
+    reads_output: bool
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class TangentCall:
             varies=frozenset(name for name, x in inputs.items() if x is not None),
             bias_dot=None if t.bias is None else type_of(t.bias.dtype),
             nonlinear=self.score is not None,
-            given=self.given,
+            reads_output=self.reads_output,
         )
 
     def source(self, spec: KernelSpec, target: Target) -> str:
@@ -70,8 +70,8 @@ class TangentCall:
         return written(self.name, spec.fields, target, write)
 
     def rules(self, p: Problem) -> list[tuple[str, Program]]:
-        found = dict(programs(p))
-        return list((found if self.score is None else found | {"score": self.score}).items())
+        by_prefix = dict(programs(p))
+        return list((by_prefix if self.score is None else by_prefix | {"score": self.score}).items())
 
     def own(self, p: Problem) -> Arrays:
         t, d = self.t, self.d_outputs
@@ -88,7 +88,7 @@ class TangentCall:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return self.given, tuple(ref(table) for table in self.t.tables)
+        return self.reads_output, tuple(ref(table) for table in self.t.tables)
 
 
 def jvp(
@@ -100,9 +100,9 @@ def jvp(
     """
     call = tangents(p, t, outputs, into)
     run(p, target, call)
-    made, d = call.results, call.d_outputs
+    results, d = call.results, call.d_outputs
     if outputs is None:
-        return Outputs(made.out, made.lse, made.entropy), d
+        return Outputs(results.out, results.lse, results.entropy), d
     return outputs, d if outputs.entropy is not None else d._replace(entropy=None)
 
 
@@ -120,14 +120,14 @@ def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs
         score = Program.of([p.score_node, tangent(p.score_node, tables)])
     if p.bias is not None and t.bias is not None and t.bias.dtype not in (p.compute, p.bias.dtype):
         t = replace(t, bias=t.bias.astype(p.compute))
-    known = outputs or new_outputs(p)
-    assert known.out is not None
-    assert known.lse is not None
-    results = KernelResults(known.out, known.lse, known.entropy, None, low=known.low)
+    primal = outputs or new_outputs(p)
+    assert primal.out is not None
+    assert primal.lse is not None
+    results = KernelResults(primal.out, primal.lse, primal.entropy, None, low=primal.low)
     return TangentCall(results, t, score, frozenset(tables.values()), new_outputs(p, into), outputs is not None)
 
 
 def new_outputs(p: Problem, into: Outputs | None = None) -> Outputs:
-    found = into or Outputs(None, None, None)
-    rows = (np.empty(p.shape(p.n_q), p.compute) if x is None else x for x in (found.lse, found.entropy))
-    return Outputs(p.new_output() if found.out is None else found.out, *rows)
+    outputs = into or Outputs(None, None, None)
+    rows = (np.empty(p.shape(p.n_q), p.compute) if x is None else x for x in (outputs.lse, outputs.entropy))
+    return Outputs(p.new_output() if outputs.out is None else outputs.out, *rows)

@@ -187,7 +187,7 @@ class RuleArguments:
 def integer_type(integers: type[np.signedinteger[Any]], *rules: RuleArguments | None) -> Type:
     """Return the type of a rule's integers.
 
-    It is I32 if all fit (`CallRules.integers`), positions in tables included.
+    I32 is the type if all integers fit (`CallRules.integers`), positions in tables included.
     """
     sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
     return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64

@@ -22,9 +22,9 @@ class ScratchArrays:
     end: "Pointer"
 
     def __init__(self, start: "Pointer", sizes: Mapping[str, Any], types: Mapping[str, Type] | None = None):
-        known = self._names()
+        names = self._names()
         for name, size in sizes.items():
-            if name not in known and not name.startswith("dense"):
+            if name not in names and not name.startswith("dense"):
                 raise TypeError(f"{type(self).__name__} has no array {name}")
             setattr(self, name, start.of((types or {}).get(name, start.type)))
             start = start + size
@@ -36,15 +36,15 @@ class ScratchArrays:
 
     def __getitem__(self, name: str) -> "Pointer":
         """Return an array by name, such as that of an operand."""
-        found: Pointer = getattr(self, name)
-        return found
+        array: Pointer = getattr(self, name)
+        return array
 
     def moved(self, offsets: Iterable[tuple[str, Any]]) -> Self:
         """Return a copy with the named arrays moved by offsets in elements."""
-        made = copy(self)
+        arrays = copy(self)
         for name, offset in offsets:
-            setattr(made, name, self[name] + offset)
-        return made
+            setattr(arrays, name, self[name] + offset)
+        return arrays
 
 
 class TileScratch(ScratchArrays):
@@ -212,7 +212,7 @@ def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
 def block_scratch(spec: KernelSpec, d: Any) -> Mapping[str, Any]:
     """Return the scratch layout of a query block, from split to split.
 
-    That of its merged splits follows it in memory.
+    The scratch of the block's merged splits follows in memory.
     """
     integers = spec.lanes * (1 if spec.integer is I32 else 8 // spec.real.size)
     integers64 = dict.fromkeys(("g", "r"), spec.lanes * 8 // spec.real.size)
@@ -244,16 +244,13 @@ def copied(spec: KernelSpec, d: Any) -> Any:
 def transposed_rows(spec: KernelSpec, d: Any) -> Any:
     """Return the number of rows of a transposed query block.
 
-    Its d features are padded with zeros to whole products.
+    The d features are padded with zeros to whole products.
     """
     return multiple(d, AMX_DEPTH if spec.amx else 2)
 
 
 def backward_tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """Return the scratch layout of one tile.
-
-    It holds P and dS with a query in every lane, and copies of K and V.
-    """
+    """Return the scratch layout of one tile: P and dS with a query in every lane, copies of K and V."""
     tile = KEYS * spec.lanes
     sizes = dict.fromkeys((*spec.weights, *spec.fetched), tile)
     if spec.paired:
@@ -268,10 +265,7 @@ def backward_tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, 
 
 
 def backward_block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """Return the scratch layout of a query block.
-
-    It holds its rows as read and transposed, and dQ.
-    """
+    """Return the scratch layout of a query block: its rows as read and transposed, and dQ."""
     B = spec.lanes
     integers64 = dict.fromkeys(("g", "r"), B * 8 // spec.real.size)
     integers = B * (1 if spec.integer is I32 else 8 // spec.real.size)

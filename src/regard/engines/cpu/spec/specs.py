@@ -115,13 +115,13 @@ class KernelSpec:
 
     def type_of(self, name: str) -> Type:
         """Return the type of an operand's numbers."""
-        found = self._type(self.operands[name])
-        assert found is not None
-        return found
+        type = self._type(self.operands[name])
+        assert type is not None
+        return type
 
     def _type(self, x: Operand) -> Type | None:
-        found: Type | None = getattr(self, x.type) if isinstance(x.type, str) else x.type
-        return found
+        type: Type | None = getattr(self, x.type) if isinstance(x.type, str) else x.type
+        return type
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -223,13 +223,13 @@ class TangentSpec(KernelSpec):
     """The spec of a tangent kernel.
 
     varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent. nonlinear:
-    the rule's tangent is the second result of the `score` program. given: the output is read instead of computed.
+    the rule's tangent is the second result of the `score` program. reads_output: the output is not computed.
     """
 
     varies: frozenset[str]
     bias_dot: Type | None
     nonlinear: bool
-    given: bool
+    reads_output: bool
 
     @property
     def kernel(self) -> str:
@@ -241,13 +241,13 @@ class TangentSpec(KernelSpec):
         return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
 
     def takes(self, x: Operand) -> bool:
-        if self.given and x.role in ("statistic", "best") and x.tangent_of is None:
+        if self.reads_output and x.role in ("statistic", "best") and x.tangent_of is None:
             return False
         return x.tangent_of in self.varies if x.tangent_of in ("q", "k", "v", "sink") else super().takes(x)
 
     @property
     def stored(self) -> tuple[str, ...]:
-        return tuple(name for name in super().stored if not (self.given and name == "out"))
+        return tuple(name for name in super().stored if not (self.reads_output and name == "out"))
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ class TangentSpec(KernelSpec):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return (*(() if self.given else super().outputs), "O_dot")
+        return (*(() if self.reads_output else super().outputs), "O_dot")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ TILE_WORD_BITS = 4
 def split_bits(d: int, size: int) -> int:
     """Return log2 of the tiles in a key split.
 
-    It depends on d and size alone, since bits of results depend on it.
+    Only d and size decide, since bits of results depend on the split.
     """
     fit = SPLIT_BYTES // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), SPLIT_TILES).bit_length() - 1

@@ -80,13 +80,13 @@ def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Co
     source: writes its IR if it has to be compiled.
     """
     where = (key, target.name)
-    found = _loaded.get(where)
-    if found is None:
+    compiled = _loaded.get(where)
+    if compiled is None:
         with _lock:
-            found = _loaded.get(where)
-            if found is None:
-                found = _loaded[where] = _make(key, name, target, source)
-    return found
+            compiled = _loaded.get(where)
+            if compiled is None:
+                compiled = _loaded[where] = _make(key, name, target, source)
+    return compiled
 
 
 def forget() -> None:
@@ -212,7 +212,7 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
 def _loops_as_written() -> Iterator[None]:
     """Disable LLVM's loop strength reduction.
 
-    It takes half of LLVM's time, and `values.Count` has done it.
+    The pass takes half of LLVM's time, and `values.Count` has done its work.
     """
     llvm.set_option("regard", "-disable-lsr=true")
     try:
@@ -222,10 +222,10 @@ def _loops_as_written() -> Iterator[None]:
 
 
 def _machine(target: Target) -> Any:
-    made = llvm.Target.from_triple(target.triple)
+    arch = llvm.Target.from_triple(target.triple)
     # The small model reads constants relative to the code, in one piece of memory; WebAssembly reads them at addresses.
     reloc = "static" if target.wasm else "pic"
-    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc=reloc, codemodel="small")
+    return arch.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc=reloc, codemodel="small")
 
 
 @cache

@@ -84,7 +84,7 @@ class Target:
     def tile(self) -> tuple[int, int]:
         """Rows and vectors of the micro-tile.
 
-        Its sums, one row of vectors and a factor fit the registers.
+        The sums, one row of vectors and a factor fit the registers.
         """
         return self.wide if self.registers >= 32 else self.narrow
 
@@ -136,7 +136,7 @@ OWN = {
 def targets() -> dict[str, Target]:
     """Return every target, the fastest first."""
     arm = native_triple() if native_triple().startswith(("aarch64", "arm64")) else "aarch64-unknown-linux-gnu"
-    found = (
+    ordered = (
         # Elsewhere (seen: Granite Rapids) such a dot product takes two cycles: FMAs of float32 do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
         x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, amx=True),
@@ -145,13 +145,14 @@ def targets() -> dict[str, Target]:
         x86("baseline", "x86-64", 16, 16, ()),
         Target("neon", arm, "generic", "+neon", 16, 32, True),
     )
-    return {target.name: target for target in found}
+    return {target.name: target for target in ordered}
 
 
 def webassembly(relaxed: bool = False) -> Target:
     """Return the target of web pages, which no Python process runs.
 
-    It rounds as "baseline" does, unless `relaxed`. V8 keeps 15 vectors in registers, so 4 × 3 sums would be spilled.
+    The target rounds as "baseline" does, unless `relaxed`. V8 keeps 15 vectors in registers, so 4 × 3 sums would be
+    spilled.
     """
     features = "+simd128,+bulk-memory" + ",+relaxed-simd" * relaxed
     name = "wasm-relaxed" if relaxed else "wasm"
@@ -188,14 +189,14 @@ def chosen() -> Target:
 
 @cache
 def _chosen(name: str) -> Target:
-    known = targets()
+    by_name = targets()
     if name:
-        if name not in known:
-            raise ValueError(f"REGARD_CPU must be one of {', '.join(known)}, got {name!r}")
-        if not known[name].runs:
+        if name not in by_name:
+            raise ValueError(f"REGARD_CPU must be one of {', '.join(by_name)}, got {name!r}")
+        if not by_name[name].runs:
             raise ValueError(f"REGARD_CPU={name}: this processor cannot run it")
-        return known[name]
-    for target in known.values():
+        return by_name[name]
+    for target in by_name.values():
         if target.runs and host_cpu().startswith(target.swift):
             return target
     raise RuntimeError(f"no kernels for {native_triple()}")

@@ -38,20 +38,20 @@ ADDRESSES = (ADDRESS_UNSIGNED, ADDRESS_SIGNED, ADDRESS_I32)
 
 def unsigned(x: int, width: int = 1) -> bytes:
     """Encode a number in LEB128, in `width` bytes at least."""
-    made = bytearray()
-    while x >= 0x80 or len(made) < width - 1:
-        made.append(x & 0x7F | 0x80)
+    encoded = bytearray()
+    while x >= 0x80 or len(encoded) < width - 1:
+        encoded.append(x & 0x7F | 0x80)
         x >>= 7
-    return bytes([*made, x])
+    return bytes([*encoded, x])
 
 
 def signed(x: int, width: int = 1) -> bytes:
     """Encode a number in signed LEB128, in `width` bytes at least."""
-    made = bytearray()
-    while not -0x40 <= x < 0x40 or len(made) < width - 1:
-        made.append(x & 0x7F | 0x80)
+    encoded = bytearray()
+    while not -0x40 <= x < 0x40 or len(encoded) < width - 1:
+        encoded.append(x & 0x7F | 0x80)
         x >>= 7
-    return bytes([*made, x & 0x7F])
+    return bytes([*encoded, x & 0x7F])
 
 
 def vector(entries: Sequence[bytes]) -> bytes:
@@ -95,18 +95,18 @@ class Reader:
         return self.data[self.at - count : self.at]
 
     def unsigned(self) -> int:
-        found = shift = 0
+        number = shift = 0
         while True:
             x = self.byte()
-            found |= (x & 0x7F) << shift
+            number |= (x & 0x7F) << shift
             shift += 7
             if x < 0x80:
-                return found
+                return number
 
     def signed(self) -> int:
         start = self.at
-        found, bits = self.unsigned(), 7 * (self.at - start)
-        return found - (1 << bits) if found >> (bits - 1) else found
+        number, bits = self.unsigned(), 7 * (self.at - start)
+        return number - (1 << bits) if number >> (bits - 1) else number
 
     def name(self) -> str:
         return self.bytes(self.unsigned()).decode()
@@ -225,14 +225,14 @@ class RelocatableObject:
 
     def _relocations(self, reader: Reader, numbers: list[int]) -> None:
         number = numbers[reader.unsigned()]
-        found = self.relocations[number] = []
+        relocations = self.relocations[number] = []
         for _ in range(reader.unsigned()):
             sort, place, index = reader.byte(), reader.unsigned(), reader.unsigned()
             if number == CUSTOM:
                 return  # of debugging
             if sort not in (FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, *ADDRESSES):
                 raise ValueError(f"this linker has no relocation of type {sort}")
-            found.append(Relocation(sort, place, index, reader.signed() if sort in ADDRESSES else 0))
+            relocations.append(Relocation(sort, place, index, reader.signed() if sort in ADDRESSES else 0))
 
     def _data(self) -> None:
         reader = Reader(self.bodies.get(DATA, b"\0"))
@@ -250,36 +250,36 @@ class RelocatableObject:
 def linked(code: bytes, exports: Sequence[str]) -> bytes:
     """Return the module of an object's functions.
 
-    It exports them by their names, and "memory" and "__heap_base", the first address that is free.
-    Raises ValueError for an object that needs a function from elsewhere.
+    Exports are the functions by name, "memory", and "__heap_base", the first address that is free. Raises ValueError
+    for an object that needs a function from elsewhere.
     """
-    made = RelocatableObject(code)
-    missing = sorted(name for name, sort in made.imports if sort == FUNCTIONS)
+    object = RelocatableObject(code)
+    missing = sorted(name for name, sort in object.imports if sort == FUNCTIONS)
     if missing:
         raise ValueError(f"WebAssembly has no C library, which {', '.join(missing)} would come from")
-    unknown = sorted(name for name, sort in made.imports if sort == GLOBALS and name != "__stack_pointer")
-    unknown += sorted(x.name for x in made.symbols if x.sort == SYMBOL_DATA and not x.defined)
+    unknown = sorted(name for name, sort in object.imports if sort == GLOBALS and name != "__stack_pointer")
+    unknown += sorted(x.name for x in object.symbols if x.sort == SYMBOL_DATA and not x.defined)
     if unknown:
         raise ValueError(f"this linker does not know {', '.join(unknown)}")
 
     addresses, end = [], DATA_START
-    for segment, alignment in zip(made.segments, made.alignments, strict=True):
+    for segment, alignment in zip(object.segments, object.alignments, strict=True):
         end = -(-end // alignment) * alignment
         addresses.append(end)
         end += len(segment)
     heap = -(-end // 16) * 16 + STACK
 
-    relocated = {number: _relocated(made, number, addresses) for number in (CODE, DATA)}
+    relocated = {number: _relocated(object, number, addresses) for number in (CODE, DATA)}
     data = [
         b"\0" + constant(address) + unsigned(len(segment)) + relocated[DATA][at : at + len(segment)]
-        for address, segment, at in zip(addresses, made.segments, made.places, strict=True)
+        for address, segment, at in zip(addresses, object.segments, object.places, strict=True)
     ]
-    index_of = {x.name: x.index for x in made.symbols if x.sort == SYMBOL_FUNCTION and x.defined}
+    index_of = {x.name: x.index for x in object.symbols if x.sort == SYMBOL_FUNCTION and x.defined}
     exported = [(name, FUNCTIONS, index_of[name]) for name in exports]
     exported += [("memory", MEMORIES, 0), ("__heap_base", GLOBALS, 1)]
     bodies = {
-        TYPE: made.bodies[TYPE],
-        FUNCTION: made.bodies[FUNCTION],
+        TYPE: object.bodies[TYPE],
+        FUNCTION: object.bodies[FUNCTION],
         MEMORY: vector([b"\0" + unsigned(-(-heap // PAGE))]),
         GLOBAL: vector([bytes([I32, mutable]) + constant(heap) for mutable in (1, 0)]),  # stack pointer, heap base
         EXPORT: vector([named(name) + bytes([sort]) + unsigned(index) for name, sort, index in exported]),

@@ -158,13 +158,13 @@ def loader(name: str) -> dict[str, str]:
 def _longest_call(mask: Mask | None, score: Score | None, takes: Collection[str]) -> Problem:
     """Return the longest call of one head with these rules.
 
-    Its arrays take no memory. Its offsets are the least and the greatest, so that bounds of its rules hold for all
-    calls. Operands that calls give, `takes`, are there; their contents are not compiled.
+    The arrays take no memory. Offsets are the least and the greatest, so that bounds of its rules hold for all calls.
+    Operands that calls give, `takes`, are there; their contents are not compiled.
     """
     x = np.broadcast_to(np.zeros((), np.float32), (2, 1, POSITIONS, 1))
     if "array_mask" in takes:
-        given = np.ones((1, 1), bool)
-        mask = as_mask(given) if mask is None else mask & given
+        flags = np.ones((1, 1), bool)
+        mask = as_mask(flags) if mask is None else mask & flags
     return Problem(
         query=x, key=x, value=x, lead=(2,), mask=mask, score=score, scale=1.0,
         bias=np.zeros((1, 1), np.float32) if "bias" in takes else None,
@@ -204,9 +204,8 @@ def _together(texts: Sequence[str]) -> str:
 def _kernel(name: str, spec: KernelSpec, lists: dict[str, KernelSpec]) -> dict[str, Any]:
     """Describe a kernel, with its scratch memory in bytes.
 
-    That of a work group and of each query block are coefficients of (1, d, d_v), which are rounded up to `multiple`
-    features. visible: the kernel that lists its
-    tiles, and that one's fields; null without a mask.
+    The sizes for a work group and for each query block are coefficients of (1, d, d_v), rounded up to `multiple`
+    features. visible: the kernel that lists its tiles, and that one's fields; null without a mask.
     """
     multiple, visible = 16, "visible_second" if name in ("maps", "sums") else "visible"
 
@@ -241,12 +240,12 @@ def _values(rules: Sequence[tuple[str, Program]]) -> dict[str, str]:
 
 def _tables(rules: Sequence[tuple[str, Program]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
     """Return the tables of the rules by field, padded to multiples of 8 bytes."""
-    found = []
+    tables = []
     for prefix, program in rules:
         for n, table in enumerate(program.tables):
             x = table_array(table, np.float32).reshape(-1)
-            found.append((f"{prefix}_table{n}", np.pad(x, (0, x.size * x.itemsize // 4 % 2))))
-    return found
+            tables.append((f"{prefix}_table{n}", np.pad(x, (0, x.size * x.itemsize // 4 % 2))))
+    return tables
 
 
 def _places(rules: Sequence[tuple[str, Program]]) -> dict[str, int]:

@@ -154,10 +154,10 @@ def maps(cells: Array, n: int) -> NDArray[np.float32]:
     >>> maps(np.array([[[1.0, 0.25, 0.75]]]), 2)[0, 0].tolist()
     [[1.0, 0.0], [0.25, 0.75]]
     """
-    made = np.zeros((*cells.shape[:2], n, n), np.float32)
+    weights = np.zeros((*cells.shape[:2], n, n), np.float32)
     rows, cols = np.indices((n, n)) if cells.shape[-1] == n * n else np.tril_indices(n)
-    made[..., rows.ravel(), cols.ravel()] = cells
-    return made
+    weights[..., rows.ravel(), cols.ravel()] = cells
+    return weights
 
 
 def _weight(stored: Mapping[str, Any], look: Look) -> float:
