@@ -31,7 +31,7 @@ UNCLEAR = {
     ".": (0, 4),
     "core": (1, 4),
     "engines": (0, 4),
-    "ops": (2, 16),
+    "ops": (2, 15),
     "reference": (1, 0),
     "torch": (13, 57),
 }

@@ -33,7 +33,7 @@ PLAIN = frozenset({"positions_first", "constants"})  # those of a decode step
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
 
-class GivenFields:
+class RunFields:
     """The fields that each run of a prepared call sets: the seed, and the addresses of its rules' tables.
 
     own: those of the problem. now: those that the fields have.
@@ -46,26 +46,26 @@ class GivenFields:
 
     def set(self, seed: int | None, tables: tuple[Table, ...] | None, copies: Sequence["array[int]"]) -> None:
         """Set all copies of the fields; None stands for the problem's."""
-        given = self.own[0] if seed is None else seed, self.own[1] if tables is None else tables
-        if given == self.now:
+        values = self.own[0] if seed is None else seed, self.own[1] if tables is None else tables
+        if values == self.now:
             return
         self.now = None  # invalid until all is done: Ctrl-C may come in between
-        addresses = [address_of(table_array(table, self.real)) for table in given[1]]
+        addresses = [address_of(table_array(table, self.real)) for table in values[1]]
         for fields in copies:
-            fields[SEED] = given[0]
+            fields[SEED] = values[0]
             for at, address in zip(self.at, addresses, strict=True):
                 fields[at] = address
-        self.now = given
+        self.now = values
 
 
 class PreparedForward:
     """A schedule that one thread runs again, with other arrays of the same layout, and other tables."""
 
     def __init__(
-        self, schedule: Schedule, kernel: Any, given: GivenFields, dense: Sequence[str] = (), sink: bool = False
+        self, schedule: Schedule, kernel: Any, run_fields: RunFields, dense: Sequence[str] = (), sink: bool = False
     ):
-        self.arguments: tuple[Any, ...] = schedule, kernel, given, dense, sink
-        self.given, self.kernel, self.threads = copy(given), kernel, schedule.threads
+        self.arguments: tuple[Any, ...] = schedule, kernel, run_fields, dense, sink
+        self.run_fields, self.kernel, self.threads = copy(run_fields), kernel, schedule.threads
         self.stages: tuple[LaunchStage, ...] = tuple(schedule.stages)
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * (len(schedule.addresses) + 1))
         self.fields[BASES] = address_in(self.bases)
@@ -99,7 +99,7 @@ class PreparedForward:
             for at in self.whole:
                 for fields in self.copies:
                     fields[at] = addresses[-1]
-            self.given.set(seed, tables, self.copies)
+            self.run_fields.set(seed, tables, self.copies)
             team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
             if members == self.members:
                 for stage in self.repeated:
@@ -142,7 +142,7 @@ class PreparedStep(PreparedForward):
         self.arrays = self.results.own(p)
         threads = threads_for(p, p.batch * p.heads)
         schedule = Schedule(p, target, self.results, arrays_of(p, self.arrays), range(1), threads)
-        super().__init__(schedule, schedule.kernel(p, self.results).call, GivenFields(p, schedule.names))
+        super().__init__(schedule, schedule.kernel(p, self.results).call, RunFields(p, schedule.names))
         self.arguments = p, target
         self.spec = self.results.spec(p, target, 1)
         self.heads = [self.spec.fields.index(f"{name}_head") for name in "kv"]
@@ -225,8 +225,8 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedForwar
     schedule = schedule_for(p, target, results, arrays, range(p.n_q), threads_for(p, p.batch * p.heads * p.n_q))
     if not isinstance(schedule.stages, tuple):
         return None
-    given, dense = GivenFields(p, schedule.names), [*low, *dense_operands(p)]
-    return PreparedForward(schedule, schedule.kernel(p, results).call, given, dense, p.sink is not None)
+    run_fields, dense = RunFields(p, schedule.names), [*low, *dense_operands(p)]
+    return PreparedForward(schedule, schedule.kernel(p, results).call, run_fields, dense, p.sink is not None)
 
 
 def preparable(p: Problem) -> bool:

@@ -13,7 +13,7 @@ from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.backward_work import FROM, TO, BackwardSchedule, schedule_for
 from regard.engines.cpu.schedule.launches import PORTION, LaunchStage, RepeatedStage, address_in
 from regard.engines.cpu.schedule.narrowing import Narrowing
-from regard.engines.cpu.schedule.prepared import GivenFields, dense_operands, new_results, preparable
+from regard.engines.cpu.schedule.prepared import RunFields, dense_operands, new_results, preparable
 from regard.engines.cpu.schedule.work import threads_for
 from regard.engines.cpu.spec.operands import BASES
 from regard.engines.cpu.target import cache
@@ -36,7 +36,7 @@ class PreparedBackward:
     """
 
     def __init__(
-        self, schedule: BackwardSchedule, kernel: Any, own: Arrays, given: GivenFields, more: Sequence[str],
+        self, schedule: BackwardSchedule, kernel: Any, own: Arrays, run_fields: RunFields, more: Sequence[str],
         target: Target,
     ):  # fmt: skip
         self.bases = array("Q", [*(base_of(own.get(name)) for name in schedule.addresses), 0])  # the last is unread
@@ -66,7 +66,7 @@ class PreparedBackward:
             self.positions[at] = len(schedule.addresses)
             self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
             self.sums += [sums] * (name != "dq")
-        self.given, self.c, self.sink = given, own.get("c"), own.get("sink")
+        self.run_fields, self.c, self.sink = run_fields, own.get("c"), own.get("sink")
         self.copies, self.busy = [stage.fields[0] for stage in self.stages], False
 
     def __call__(
@@ -91,7 +91,7 @@ class PreparedBackward:
                 ctypes.memset(addresses[at], 0, nbytes)
             for sums in self.sums:
                 sums.fill(0)
-            self.given.set(seed, tables, self.copies)
+            self.run_fields.set(seed, tables, self.copies)
             for stage in self.stages:
                 stage(None)
             for at, narrowing in self.narrowings:
@@ -134,5 +134,5 @@ def prepare(p: Problem, target: Target, vary: Collection[str]) -> PreparedBackwa
     if sum(int(x.blocks[:, schedule.count].sum()) for x in schedule.chunks) * schedule.products > PORTION:
         return None
     kernel = cache.kernel(schedule.key, arrays.name, target, lambda: arrays.source(arrays.spec(target), target))
-    given, more = GivenFields(p, schedule.names), [*["low"] * ("low" in vary), *dense_operands(p)]
-    return PreparedBackward(schedule, kernel, own, given, more, target)
+    run_fields, more = RunFields(p, schedule.names), [*["low"] * ("low" in vary), *dense_operands(p)]
+    return PreparedBackward(schedule, kernel, own, run_fields, more, target)
