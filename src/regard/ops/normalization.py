@@ -69,7 +69,7 @@ def checked(
         observe=checks.observe(given.observe),
         factors=factors,
     )
-    checks.covers(problem, given.offset is not None)
+    checks.covers(problem, given.offset is not None, given.origin is not None)
     checks.observable(problem)
     if signature is None:
         return problem
