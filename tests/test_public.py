@@ -25,7 +25,7 @@ CLASSES = [
 ]  # fmt: skip
 RULES = "mask=None, causal=False, score=None, bias=None, scale=None, metric=None, sink=None"
 DROPOUT = "dropout=0.0, seed=None"
-PLACE = "offset=None, origin=(0, 0, 0), layout='bhnd'"
+PLACE = "offset=None, origin=None, layout='bhnd'"
 OPTIONS = f"{RULES}, {DROPOUT}, {PLACE}"
 ALL = "slice(None, None, None)"
 SIGNATURES = {
@@ -41,7 +41,7 @@ SIGNATURES = {
     "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
     f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None, ranks=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
-    f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
+    f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=None, "
     "return_weights=False, observe=(), engine=None)",
     "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, mask=None, chunk=128, layout='bhnd')",
     "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, bias=False, sink=False, "

@@ -110,7 +110,7 @@ class Case(NamedTuple):
 OPTIONS = {
     "mask": "none flags mask function", "causal": "bool", "score": "none score function list", "bias": "none floats",
     "scale": "none number", "metric": "none", "sink": "none floats", "offset": "none int integers index",
-    "origin": "", "layout": "", "dropout": "number", "seed": "none int",
+    "origin": "none", "layout": "", "dropout": "number", "seed": "none int",
 }  # fmt: skip
 QKV = {"query": X, "key": X, "value": X}
 ARRAYS = dict.fromkeys(QKV, "")

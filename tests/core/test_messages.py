@@ -407,6 +407,18 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "slopes of alibi covers head 0 to 2, but this call reaches head 3",
     ),
+    (
+        call(mask=regard.padding(np.array([1, 2, 3]))),
+        ValueError,
+        "lengths of padding covers batch index 0 to 2, but this call ends at batch index 1, and no origin= places it "
+        "in a larger one",
+    ),
+    (
+        call(score=lambda s, b, h, i, j: s * regard.table(ones(9))[h]),
+        ValueError,
+        "axis 0 of a table of shape (9,), float32 of score(<lambda>) covers head 0 to 8, but this call ends at head 3, "
+        "and no origin= places it in a larger one",
+    ),
     (lambda: regard.window(2.5), TypeError, "left of window must be an integer, got 2.5"),
     (lambda: regard.documents(ones(5)), TypeError, "ids of documents must be integers, got float32"),
     (lambda: regard.alibi(Tensor()), TypeError, f"slopes of alibi must be a NumPy array, got {__name__}.Tensor"),

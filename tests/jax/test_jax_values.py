@@ -1,5 +1,6 @@
 """JAX arrays give the bits of NumPy arrays on the same engine, eagerly and under jit."""
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -178,6 +179,23 @@ def test_a_table_with_an_entry_for_each_query(engine):
             wrapped(jnp.arange(5.0), x)
     jax.jit(lambda values: call(values, x, offset=0))(jnp.arange(5.0))
     jax.jit(lambda values: call(values, x, bounds="clamp"))(jnp.arange(5.0))
+
+
+@pytest.mark.parametrize("engine", [None, "xla"])
+def test_a_table_that_is_longer_than_a_whole_call(engine):
+    x = jnp.ones((1, 2, 8, 4))
+
+    def call(lengths, slopes, x, **options):
+        rules = {"mask": regard.padding(lengths), "score": regard.alibi(slopes)}
+        return regard.attention(x, x, x, engine=engine, **rules, **options)
+
+    lengths, slopes = (jnp.array([4, 6]), jnp.array([4])), (jnp.ones(3), jnp.ones(2))
+    for wrapped in (call, jax.jit(call), lambda n, s, x: jax.vmap(partial(call, n, s))(x[None])):
+        for n, s in ((lengths[0], slopes[1]), (lengths[1], slopes[0])):
+            with pytest.raises(ValueError, match=r"but this call ends at .*, and no origin= places it in a larger one"):
+                wrapped(n, s, x)
+        wrapped(lengths[1], slopes[1], x)
+    jax.jit(lambda b: call(lengths[0], slopes[0], x, origin=(b, 0, 0)))(1)
 
 
 def test_tables_raise_where_they_are_left():

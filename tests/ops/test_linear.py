@@ -349,6 +349,7 @@ def test_many_documents_take_linear_memory():
         (KEYS[:, 0, 0], ValueError, r"must align right .*\[:, None, None, :\]"),
         (np.ones((1, N_K)), TypeError, "must be booleans or 0/1 integers, got float64"),
         (regard.documents(IDS[:5]), ValueError, "ids of documents covers query index 0 to 4"),
+        (regard.padding([3] * 9), ValueError, "lengths of padding covers batch index 0 to 8, but this call ends at"),
         (regard.softcap(3.0), TypeError, "mask must be a mask, got the score"),
     ],
 )

@@ -229,6 +229,41 @@ def test_the_text_for_a_table_with_an_entry_for_each_query() -> None:
     )
 
 
+LONGER: dict[str, dict[str, Any]] = {
+    "padding": {"mask": regard.padding([4, 6, 5, 5])},
+    "prefix": {"mask": regard.causal() & regard.prefix([4, 6, 5, 5])},
+    "documents": {"mask": regard.documents(np.zeros((4, 5), int))},
+    "blocks by batch": {"mask": ~regard.blocks(np.ones((4, 1, 1, 1), bool), 5)},
+    "blocks by head": {"mask": regard.blocks(np.ones((3, 1, 1), bool), 5)},
+    "alibi by head": {"score": regard.alibi(np.ones(3))},
+    "alibi by batch": {"score": regard.alibi(np.ones((4, 2)))},
+    "softcap": {"score": [regard.temperature(2.0), regard.softcap(np.ones(3))]},
+    "temperature": {"score": regard.temperature(np.ones(3))},
+    "relative": {"score": regard.relative(np.ones((3, 9)))},
+    "statistic": {"observe": [regard.mass(regard.padding([4, 6, 5, 5]))]},
+    "table by head": {"score": lambda s, b, h, i, j: s + regard.table(WIDE[:, :3].T)[h, i - j]},
+    "table by batch": {"mask": lambda b, h, i, j: regard.table(np.ones((4, 2)))[b].sum() > 0},
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_table_that_is_longer_than_a_whole_call(name: str) -> None:
+    """Leading dimensions (3,) and (3, 1) are 3 batch elements; 4 or 3 heads belong to a larger call."""
+    options, q, k = LONGER[name], np.zeros((3, H, 5, D)), np.zeros((1, H, 5, D))
+    for query, key in ((q, q), (q[:, None], k), (k, q)):
+        with pytest.raises(ValueError, match=r"but this call ends at .*, and no origin= places it in a larger one"):
+            problem_from(query, key, key, **options)
+        problem_from(query, key, key, **options, origin=(0, 0, 0))
+
+
+def test_tables_that_no_call_is_shorter_than() -> None:
+    q = np.zeros((3, H, 5, D))
+    problem_from(q, q, q, mask=regard.padding([4]) & regard.documents(np.zeros((1, 5), int)), score=regard.alibi([1.0]))
+    clamped = regard.table(np.ones((9, 9)), bounds="clamp")
+    problem_from(q[:0], q[:0], q[:0], mask=regard.padding([4, 6]))
+    problem_from(q, q, q, score=lambda s, b, h, i, j: s + clamped[b, h] + regard.table(np.ones(9))[b * H + h])
+
+
 def test_the_option() -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         regard.table([1.0], bounds="wrap")  # type: ignore[arg-type]

@@ -182,6 +182,8 @@ def refused(mesh: Any) -> dict[str, str]:
         ),
         "uneven heads": lambda: regard.attention(*[distribute_tensor(x[:, :3], mesh, heads.placements)] * 3),
         "weights": lambda: regard.attention(q, q, q, return_weights=True),
+        "more batch elements": lambda: regard.attention(q, q, q, mask=regard.padding([3, 4, 5, 6])),
+        "more heads": lambda: regard.attention(heads, heads, heads, score=regard.alibi([1.0] * 8)),
         "forward mode": lambda: torch.func.jvp(lambda y: regard.attention(y, y, y), (q,), (q,)),
     }
     said = {}

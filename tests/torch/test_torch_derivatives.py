@@ -1,6 +1,7 @@
 """Derivatives on tensors: gradcheck over the table of cases, every order of modes, transforms, and no silent zeros."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -322,6 +323,16 @@ def test_rules_do_not_see_the_axis_that_vmap_took() -> None:
     assert torch.equal(found, torch.stack([regard.attention(y, y, y, mask=mask) for y in x]))
     with pytest.raises(ValueError, match="lengths of padding covers batch index 0 to 1, but this call reaches"):
         vmap(lambda x: regard.attention(x, x, x, mask=mask))(normal(2, 3, 1, 6, 4))
+    heads = regard.alibi(np.ones(3))
+
+    def call(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return regard.attention(x, x, x, **options)
+
+    for function in (call, torch.func.grad(lambda x, **options: call(x, **options).sum())):
+        for options in ({"mask": mask}, {"score": heads}):
+            with pytest.raises(ValueError, match=r"but this call ends at .* 0, and no origin= places it"):
+                vmap(vmap(partial(function, **options)))(x)
+            vmap(vmap(partial(function, **options, origin=(0, 0, 0))))(x)
 
 
 def test_randomness_governs_dropout() -> None:

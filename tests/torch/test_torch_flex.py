@@ -52,6 +52,7 @@ TRAINED = [HEADS, BATCHES, TOKENS, ROWS, PAIRS, RELATIVE]
 DOCUMENTS, LENGTHS, STARTS = torch.arange(N) // 7, torch.tensor([5, 17]), torch.tensor([0, 7, 14, 21])
 LATE, ONE, ZERO = torch.arange(N) >= N // 2, torch.tensor(1), torch.tensor(0)
 TRIANGLE = torch.ones(B, 1, N, N, dtype=torch.bool).tril()
+LONGER = torch.linspace(0, 1, B + H + 1)
 INF = float("inf")
 
 
@@ -72,6 +73,7 @@ SCORES: dict[str, Function] = {
     "trig": lambda s, b, h, i, j: torch.sin(torch.cos(s)) + torch.tan(b),
     "trig2": lambda s, b, h, i, j: torch.sin(s) * torch.cos(s) + torch.tan(b),
     "doc_mask_sparse": lambda s, b, h, i, j: torch.where((i >= j) & (DOCUMENTS[i] == DOCUMENTS[j]), s, -INF),
+    "longer than the call": lambda s, b, h, i, j: s + LONGER[b] * LONGER[h],
     "index_multiple": lambda s, b, h, i, j: s + ROWS[b][i],
     "index_weird1": lambda s, b, h, i, j: s + PAIRS[0][h, i][j],
     "index_weird2": lambda s, b, h, i, j: s + PAIRS[b][h][ZERO, i],

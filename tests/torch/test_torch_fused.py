@@ -53,7 +53,7 @@ HANDED: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
     "wide value": ((Q, K, torch.cat([V, V], -1)), {}),
     "mask": ((Q, K, V), {"mask": MASK}),
     "bias": ((Q, K, V), {"bias": BIAS}),
-    "defaults": ((Q, K, V), {"mask": None, "score": None, "dropout": 0.0, "offset": None, "origin": (0, 0, 0)}),
+    "defaults": ((Q, K, V), {"mask": None, "score": None, "dropout": 0.0, "offset": None, "origin": None}),
 }
 
 

@@ -53,6 +53,8 @@ REFUSED = {
     "keys of another length": "ValueError: key must have the positions of query, 12, where they are sharded",
     "uneven heads": "ValueError: the heads of query must be a multiple of the 4 processes, got 3",
     "weights": 'ValueError: regard.attention of DTensors observes "lse" and "entropy" alone',
+    "more batch elements": "ValueError: lengths of padding covers batch index 0 to 3, but this call ends at ",
+    "more heads": "ValueError: slopes of alibi covers head 0 to 7, but this call ends at head 3,",
     "forward mode": "NotImplementedError: Operator aten._has_same_storage_numel.default does not have a sharding",
 }
 """What is said of DTensors that cannot be served; the last is PyTorch's own sentence."""

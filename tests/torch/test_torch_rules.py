@@ -240,6 +240,24 @@ def test_a_table_with_an_entry_for_each_query(operands: tuple[torch.Tensor, ...]
         assert torch.equal(call(rule), clipped)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_table_that_is_longer_than_a_whole_call(operands: tuple[torch.Tensor, ...], compiled: bool) -> None:
+    lengths, slopes = torch.tensor([4, 6, 5, 5, 5]), torch.rand(9)
+    by_head = regard.table(slopes)
+
+    def call(rules: Any, **options: Any) -> torch.Tensor:
+        function = lambda *xs: regard.attention(*xs, **rules, **options)  # noqa: E731
+        return (torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function)(*operands)
+
+    for rules in (
+        {"mask": regard.padding(lengths)}, {"score": regard.alibi(slopes)},
+        {"score": lambda s, b, h, i, j: s * slopes[h]}, {"score": regard.score(lambda s, b, h, i, j: s * by_head[h])},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"but this call ends at .*, and no origin= places it in a larger one"):
+            call(rules)
+        call(rules, origin=(0, 0, 0))
+
+
 def test_tables_that_raise_are_refused_inside_of_a_graph(operands: tuple[torch.Tensor, ...]) -> None:
     weight = torch.rand(2, 8)
     rule = regard.score(lambda s, b, h, i, j: s + regard.table(weight, bounds="raise")[h, j])

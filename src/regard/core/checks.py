@@ -26,9 +26,9 @@ from regard.arguments.values import (
 from regard.core.options import ARRAYS
 from regard.core.problem import Problem
 from regard.core.statistics import KINDS, NAMES, Statistic
-from regard.rules import Mask, Score, as_mask, as_score, type_name
+from regard.rules import Mask, Rule, Score, as_mask, as_score, type_name
 from regard.rules.outside import check as outside
-from regard.rules.outside import lookups, read_by_query
+from regard.rules.outside import ends, lookups, read_alone
 from regard.runtime import system
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ __all__ = [
     "BOOLS", "FARTHEST", "FLOATS", "aligned", "array", "bias", "boolean", "choice", "covers", "dropout", "fits",
     "floating", "function", "instance", "integer", "is_float", "layout", "mask", "number", "observable", "observe",
     "offset", "operands", "origin", "positions", "real", "room", "same_dtype", "scale", "score", "shaped",
-    "shown", "sink", "sizes",
+    "shown", "sink", "sizes", "whole",
 ]  # fmt: skip
 MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 ELSEWHERE = {"bshd": "bnhd", "bhsd": "bhnd", "BSHD": "bnhd", "BHSD": "bhnd", "BNHD": "bnhd", "BHND": "bhnd"}
@@ -221,6 +221,8 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
 
 
 def origin(x: object) -> tuple[int, int, int]:
+    if x is None:
+        return 0, 0, 0
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {shown(x)}")
     b, h, j = integer("b of origin", x[0]), integer("h of origin", x[1]), integer("j of origin", x[2])
@@ -248,27 +250,36 @@ def observe(x: object, name: str = "observe") -> tuple[Statistic, ...]:
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else KINDS[s]() for s in x))
 
 
-def covers(p: Problem, placed: bool) -> None:
-    """Check that rules have an entry for every position, batch element and head.
+def covers(p: Problem, rows_placed: bool, placed: bool) -> None:
+    """Check that rules have an entry for every position, batch element and head, and none that a whole call leaves.
 
-    placed: whether `offset` says where the queries are. If not, a table with an entry for each query is refused where
-    i, which is row + n_k - n_q, would read the entries of other queries.
+    rows_placed: whether `offset` says where the queries are. If not, a table with an entry for each query is refused
+    where i, which is row + n_k - n_q, would read the entries of other queries. placed: whether `origin` says where the
+    call is in a larger one. If not, it is whole.
     """
-    apart = not placed and 0 < p.n_k != p.n_q
+    apart = not rows_placed and 0 < p.n_k != p.n_q
     for rule in (p.mask, p.score, *(rule for s in p.observe for rule in s.rules)):
         if rule is None:
             continue
+        if not placed:
+            whole(rule, p.batch, p.heads)
         for need in rule.requires:
             need.check(*p.extents.indices[need.axis])
         if lookups(rule.node):
             _inside(p, rule)
-        for table, axis in read_by_query(rule.node) if apart else ():
-            if table.shape[axis] == p.n_q:
+        for table, axis, index in read_alone(rule.node) if apart else ():
+            if index == "i" and table.shape[axis] == p.n_q:
                 raise ValueError(
                     f"{rule.text} reads axis {axis} of a {table!r} at i, which is row + n_k - n_q = row + "
                     f"{p.n_k - p.n_q}, but it has an entry for each of the {p.n_q} rows: give offset=0, by which i is "
                     "the row, or table(..., bounds='clamp') to read its nearest entry"
                 )
+
+
+def whole(rule: Rule, batch: int, heads: int) -> None:
+    """Check that no table has entries for batch elements or heads beyond those of a whole call."""
+    for need in ends(rule):
+        need.check_end(batch if need.axis == "b" else heads)
 
 
 def _inside(p: Problem, rule: Any) -> None:

@@ -15,7 +15,6 @@ from regard.core.statistics import Statistic
 from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
-ORIGIN = (0, 0, 0)
 
 
 class CallOptions(NamedTuple):
@@ -31,7 +30,7 @@ class CallOptions(NamedTuple):
     dropout: float = 0.0
     seed: int | ArrayLike | None = None
     offset: int | ArrayLike | None = None
-    origin: tuple[int, int, int] = ORIGIN
+    origin: tuple[int, int, int] | None = None
     layout: LayoutName = "bhnd"
     observe: Sequence[str | Statistic] = ()
 

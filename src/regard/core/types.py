@@ -38,7 +38,7 @@ class WeightOptions(TypedDict, total=False):
     metric: ArrayLike | None
     sink: ArrayLike | None
     offset: int | ArrayLike | None
-    origin: tuple[int, int, int]
+    origin: tuple[int, int, int] | None
 
 
 class TileOptions(WeightOptions, total=False):

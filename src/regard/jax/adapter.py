@@ -42,7 +42,7 @@ def attention(
     metric: Any = None,
     seed: Any = None,
     offset: Any = None,
-    origin: Any = (0, 0, 0),
+    origin: Any = None,
     return_weights: bool = False,
     engine: str | None = None,
     observe: Any = (),
@@ -104,7 +104,7 @@ def attention(
             others |= {f"{name}.dense{n}": jnp.asarray(x) for n, x in enumerate(dense)}
     if traced(offset):
         others["offset"] = offset
-    if any(traced(x) for x in origin):
+    if any(traced(x) for x in origin or ()):
         others["origin"] = jnp.stack([jnp.asarray(x) for x in origin])
     if isinstance(seed, jax.Array) and p.dropout:
         others["seed"] = seed_operand(seed)

@@ -115,7 +115,8 @@ def attention(
         offset: row r is at the absolute position i = r + offset. The default n_k − n_q puts the
             last query at the last key. An int, or an integer array over the leading dimensions.
         origin: (b, h, j), the first batch element, head and key of a call that is a shard of a
-            larger one.
+            larger one. By default the call is whole, and a rule with entries for more batch
+            elements or heads raises.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
         return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q ·
             n_k memory.

@@ -41,6 +41,7 @@ class KeyMask(NamedTuple):
         if rule is None:
             return cls()
         batch, offset = math.prod(lead), n_k - n_q
+        checks.whole(rule, batch, h)
         for need in rule.requires:
             need.check(*{"b": (0, batch), "h": (0, h), "i": (offset, n_k), "j": (0, n_k)}[need.axis])
         b, h_, i, j = (np.arange(n) for n in (batch, h, n_q, n_k))

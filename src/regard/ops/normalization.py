@@ -69,7 +69,7 @@ def checked(
         observe=checks.observe(call_options.observe),
         factors=factors,
     )
-    checks.covers(problem, call_options.offset is not None)
+    checks.covers(problem, call_options.offset is not None, call_options.origin is not None)
     checks.observable(problem)
     if signature is None:
         return problem

@@ -41,10 +41,17 @@ class Requirement:
         if high <= low or (self.axis in "bh" and self.length == 1) or (low >= 0 and high <= self.length):
             return
         outside = low if low < 0 else high - 1
-        raise ValueError(
-            f"{self.argument} of {self.rule} covers {AXES[self.axis]} 0 to {self.length - 1}, "
-            f"but this call reaches {AXES[self.axis]} {outside}"
-        )
+        raise ValueError(f"{self}, but this call reaches {AXES[self.axis]} {outside}")
+
+    def check_end(self, high: int) -> None:
+        """Raise ValueError for a whole call with indices 0, ..., high - 1, none of which is the last of the range."""
+        if 0 < high < self.length:
+            raise ValueError(
+                f"{self}, but this call ends at {AXES[self.axis]} {high - 1}, and no origin= places it in a larger one"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.argument} of {self.rule} covers {AXES[self.axis]} 0 to {self.length - 1}"
 
 
 @once

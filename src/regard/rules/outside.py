@@ -1,4 +1,4 @@
-"""Indices outside of a table, found before any work: one made with ``bounds="raise"``, or one read by query.
+"""Indices outside of a table, found before any work: one made with ``bounds="raise"``, or one read at an index alone.
 
 A lookup counts only where its value can matter. That is for pairs that the mask allows, and in the branch of a `where`
 that is taken. On the right of ``&`` (``|``) it is where the left is true (false), as in Python's ``and`` (``or``).
@@ -13,6 +13,7 @@ import numpy as np
 
 from regard.rules.expression import Array, At, Node, build, evaluate, literal, once, order, reads
 from regard.rules.intervals import Ranges, interval
+from regard.rules.masks import Requirement, Rule
 
 SIDE = 16  # boxes with at most this many indices on each axis are evaluated pair by pair
 MOST = 2**17  # maximum open boxes: beyond, a search ends without an answer
@@ -64,15 +65,23 @@ def lookups(node: Node) -> tuple[Lookup, ...]:
 
 
 @once
-def read_by_query(node: Node) -> tuple[tuple[Any, int], ...]:
-    """Return the tables without `bounds`, each with an axis of several entries that is read at i alone."""
+def read_alone(node: Node) -> tuple[tuple[Any, int, Any], ...]:
+    """Return the tables without `bounds`, each with an axis of several entries that is read at b, h or i alone."""
     return tuple(
-        (x.payload, axis)
+        (x.payload, axis, index.op)
         for x in order([node])
         if x.op == "gather" and x.payload.bounds is None
-        for axis, (index, length) in enumerate(zip(x.args, x.payload.shape, strict=True))
-        if index.op == "i" and length > 1
+        for axis, (index, length) in enumerate(zip(x.args, x.payload.shape, strict=False))  # a leaf of JAX may be any
+        if index.op in ("b", "h", "i") and length > 1
     )
+
+
+def ends(rule: Rule) -> Iterator[Requirement]:
+    """Yield the ranges along "b" and "h" that a whole call has to fill: a longer table belongs to a larger call."""
+    yield from (need for need in rule.requires if need.axis in "bh" and need.length > 1)
+    for table, axis, index in read_alone(rule.node):
+        if index in "bh":
+            yield Requirement(rule.text, f"axis {axis} of a {table!r}", index, table.shape[axis])
 
 
 def _both(a: Node | None, b: Node | None) -> Node | None:

@@ -3,14 +3,17 @@
 Examples run one by one if they differ in a sink, table or seed, which engines have once per batch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from regard.core import checks
+from regard.core.options import RULES
 from regard.core.problem import of_kind
-from regard.torch.calls import TensorCall
+from regard.torch.calls import CallSizes, TensorCall
 from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import TensorMask
 
@@ -64,11 +67,23 @@ def folded(
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    results = apply(replace(call, folded=call.folded + 1, cached=None), *map(with_batch_axis, given, roles, mapped))
+    if call.options["origin"] is None:
+        whole(call, {role: s for role, s in zip(roles, shapes, strict=True) if s is not None})
+    options = call.options | {"origin": checks.origin(call.options["origin"])}
+    inner = replace(call, options=options, folded=call.folded + 1, cached=None)
+    results = apply(inner, *map(with_batch_axis, given, roles, mapped))
     if not sums:
         return tuple(results)
     shapes = shapes[: len(results)]
     return tuple(None if x is None else x.reshape(size, *s) for x, s in zip(results, shapes, strict=True))
+
+
+def whole(call: TensorCall, shapes: dict[Any, Any]) -> None:
+    """Check that rules end with the batch elements and heads of a call, without the axes of `vmap`."""
+    size = CallSizes.of(call, [shapes.get(x) for x in call.inputs])
+    for rule in (*map(call.options.get, RULES), *(rule for s in call.observe for rule in s.rules)):
+        if rule is not None:
+            checks.whole(rule, math.prod(size.lead), size.heads)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from regard.core import checks
-from regard.core.options import ARRAYS
+from regard.core.options import ARRAYS, RULES
 from regard.core.problem import KIND
 from regard.core.statistics import ENTROPY, LSE, asked_for
-from regard.rules import Score
+from regard.rules import Rule, Score, as_mask, as_score
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
-from regard.rules.scores import as_score
 from regard.torch.adapter import attention
 from regard.torch.parallel import ContextParallel
 from regard.torch.rules import TensorTable
@@ -140,8 +139,14 @@ def local_options(where: Placement, operands: dict[str, Any], options: dict[str,
     first = where.first(query, 0) * batch, where.first(query, where.heads)
     arrays = {name: whole(x, where) for name, x in options.items()}
     arrays |= {name: own_heads(name, arrays[name], where, query) for name in ("mask", *ARRAYS) if name in arrays}
+    if arrays.get("mask") is not None and not isinstance(arrays["mask"], torch.Tensor):
+        arrays["mask"] = as_mask(arrays["mask"])
     if arrays.get("score") is not None:
         arrays["score"] = with_whole_gradients(as_score(arrays["score"]), where)
+    if options.get("origin") is None:
+        for rule in map(arrays.get, RULES):
+            if isinstance(rule, Rule):
+                checks.whole(rule, prod(query.shape[:-3]), query.shape[where.heads])
     return arrays | {"origin": (origin[0] + first[0], origin[1] + first[1], origin[2])}
 
 

@@ -86,12 +86,12 @@ RULES: dict[str, dict[str, Any]] = {
 }
 SIZES: dict[str, dict[str, int]] = {
     "prompt": {"batch": 2, "heads": 6, "kvHeads": 2, "n_q": 390, "n_k": 390, "d": 20, "d_v": 12},
-    "rows": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 9, "n_k": 333, "d": 16, "d_v": 16},
+    "rows": {"batch": 1, "heads": 6, "kvHeads": 6, "n_q": 9, "n_k": 333, "d": 16, "d_v": 16},
     "step": {"batch": 2, "heads": 6, "kvHeads": 6, "n_q": 1, "n_k": 390, "d": 33, "d_v": 7},
     "step, grouped heads": {"batch": 1, "heads": 6, "kvHeads": 2, "n_q": 1, "n_k": 390, "d": 64, "d_v": 64},
     "two rows": {"batch": 1, "heads": 6, "kvHeads": 3, "n_q": 2, "n_k": 130, "d": 64, "d_v": 64},
-    "no keys": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 5, "n_k": 0, "d": 4, "d_v": 4},
-    "no queries": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 0, "n_k": 7, "d": 4, "d_v": 4},
+    "no keys": {"batch": 1, "heads": 6, "kvHeads": 6, "n_q": 5, "n_k": 0, "d": 4, "d_v": 4},
+    "no queries": {"batch": 1, "heads": 6, "kvHeads": 6, "n_q": 0, "n_k": 7, "d": 4, "d_v": 4},
 }
 
 
@@ -318,6 +318,24 @@ def test_a_table_with_an_entry_for_each_query_is_refused_as_in_python(name: str,
     head = {"q": q[0], "k": k[0], "lse": np.zeros(5), "d": 8, "rows": [0, 5], "cols": [0, 9]}
     found = call(path, [given, head, {**given, "offset": 0}, {**head, "offset": 0}, {**given, "k": q, "v": q}])
     assert [x.get("error") for x in found] == [f"RangeError: {refused.value}"] * 2 + [None] * 3
+
+
+def test_a_table_longer_than_a_whole_call_is_refused(tmp_path: Path) -> None:
+    slopes = regard.table(np.ones(4))
+    path = regard.export_wasm(
+        tmp_path / "longer", mask=regard.padding([5, 3]), score=lambda s, b, h, i, j: s * slopes[h], maps=True
+    )
+    q = np.zeros((2, 4, 5, 8), np.float32)
+    whole: dict[str, Any] = {"q": q, "k": q, "v": q, "batch": 2, "heads": 4, "d": 8}
+    one, half = {**whole, "batch": 1}, {**whole, "heads": 2}
+    head = {"q": q[0, 0], "k": q[0, 0], "lse": np.zeros(5), "d": 8, "rows": [0, 5], "cols": [0, 5]}
+    assert [x.get("error") for x in call(path, [whole, one, half, head])] == [
+        None,
+        "RangeError: lengths of padding covers b from 0 to 1, but this call ends at 0",
+        "RangeError: axis 0 of a table of shape (4,), float64 of score(<lambda>) covers h from 0 to 3, but this call "
+        "ends at 1",
+        None,
+    ]
 
 
 def test_what_the_loader_refuses_of_a_head(tmp_path: Path) -> None:

@@ -282,13 +282,12 @@ class JoinedCalls:
             options["offset"] = self._position(0)
             if [rule for _, rule in self.masks] != [EVERYONE]:
                 options["mask"] = _one_after_another(self.masks)
-            options |= {} if self.begin == 0 else {"origin": (0, 0, self.begin)}
+            if self.begin or "origin" in self.options:
+                options["origin"] = (0, 0, self.begin)
             bias = self._bias()
             options |= {} if bias is None else {"bias": bias}
         if type(options.get("offset")) is int and options["offset"] == n_k - self.rows:
             del options["offset"]
-        if options.get("origin") == (0, 0, 0):
-            del options["origin"]
         rows = self.rows if self.chosen is None else self.whole
         whole = self.cross or (self.begin == 0 and n_k == rows)
         q, k = (x if sizes.get(x or "") == n and whole else None for x, n in zip(texts, (rows, n_k), strict=True))
@@ -313,6 +312,8 @@ class JoinedCalls:
         ids, key_ids = (np.repeat(numbers, n)[order] for n in (counts, key_counts))
         options: dict[str, Any] = {x: self.options[x] for x in ("score", "sink", "scale") if x in self.options}
         options["offset"] = 0
+        if "origin" in self.options:
+            options["origin"] = (0, 0, 0)
         if self.first.mask is not None:
             options["mask"] = self.first.mask
         nodes = make("i", "int"), make("j", "int")

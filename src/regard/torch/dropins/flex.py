@@ -83,6 +83,8 @@ def flex_attention(
         )
     if score_mod is not None:
         options["score"] = score_mod
+    if "mask" in options or "score" in options:  # as in PyTorch, a table may have more entries than the call
+        options["origin"] = (0, 0, 0)
     if scale is not None:
         options["scale"] = scale
     lse, highest = (return_lse, False) if return_aux is None else (return_aux.lse, return_aux.max_scores)

@@ -12,7 +12,7 @@
 // some query blocks of the same keys. Each has a record: where its rows are, and where its list of tiles begins. A
 // kernel has one argument, the address of its fields: 64-bit words, in the order of their names.
 
-const VERSION = 4; // of the description
+const VERSION = 5; // of the description
 const PAGE = 65536;
 const WORD = 8; // bytes of a field, and of an entry of a list of tiles
 const SHARED = ["k", "v"]; // arrays that the heads of a group share, and all rows
@@ -571,6 +571,10 @@ function checked(call, about, head = null, b = 0, h = 0) {
     const outside = low < 0 ? low : high - 1;
     const covered = low >= high || anyIndex || (low >= 0 && high <= length);
     need(covered, `${argument} of ${rule} covers ${axis} from 0 to ${length - 1}, but this call has ${outside}`);
+  }
+  for (const [rule, argument, axis, length] of head ? [] : about.ends) {
+    const end = ranges[axis][1];
+    need(length <= end, `${argument} of ${rule} covers ${axis} from 0 to ${length - 1}, but this call ends at ${end - 1}`);
   }
   for (const [rule, axis, table, length] of "offset" in given || !nK || nK === nQ ? [] : about.readByQuery) {
     const by = `is row + n_k - n_q = row + ${nK - nQ}, but it has an entry for each of the ${nQ} rows`;

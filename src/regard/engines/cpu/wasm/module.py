@@ -43,13 +43,13 @@ from regard.engines.cpu.target.instructions import Target, webassembly
 from regard.engines.cpu.wasm import scores
 from regard.engines.cpu.wasm.linking import custom_section, linked
 from regard.rules import Mask, Program, Score, as_mask, reads
-from regard.rules.outside import read_by_query
+from regard.rules.outside import ends, read_alone
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
-VERSION = 4  # of the description
+VERSION = 5  # of the description
 POSITIONS = 2**20  # queries and keys of a call at most,
 INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
 DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
@@ -137,10 +137,12 @@ def module(
         "values": _values(rules),
         "tables": _places(rules),
         "requires": [[x.rule, x.argument, x.axis, x.length] for rule in present for x in rule.requires],
+        "ends": [[x.rule, x.argument, x.axis, x.length] for rule in present for x in ends(rule)],
         "readByQuery": [
             [rule.text, axis, repr(table), table.shape[axis]]
             for rule in present
-            for table, axis in read_by_query(rule.node)
+            for table, axis, index in read_alone(rule.node)
+            if index == "i"
         ],
         "statistics": [s.name for s in observe],
         "best": best,
