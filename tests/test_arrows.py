@@ -38,6 +38,26 @@ LAYERS = (
 )
 """Rooms, and modules beside them, from the lowest to the highest; those of one line know nothing of each other."""
 
+FLOORS = (
+    "tensors",
+    "call",
+    "composed",
+    "operators",
+    "autograd",
+    "compiled",
+    "public",
+    "nn",
+    "dropins",
+    "processes",  # replaces PyTorch's functions by those of drop-ins
+    "capture",
+    "flash_attn natten xformers",  # modules that users import
+    "torch",  # the public face, `regard/torch/__init__.py`
+)
+"""The same for the packages of `torch/`."""
+
+ORDER = {"regard": LAYERS, "regard.torch": FLOORS}
+"""The packages whose rooms have an order."""
+
 CIRCLE = 3
 """Modules of the largest circle that may be: types name each other where a kernel has values and a value its kernel."""
 
@@ -140,23 +160,23 @@ def arrows_of(name: str, text: str, known: frozenset[str]) -> tuple[Arrow, ...]:
     return tuple(walk(parsed(text)[0], lazy=False, types=False))
 
 
-def layer(name: str) -> int:
-    """The number of a module's layer. Raises KeyError for a room that has none."""
-    room = name.split(".")[1] if "." in name else name
-    return {room: n for n, line in enumerate(LAYERS) for room in line.split()}[room]
-
-
-def room(name: str) -> str:
-    return ".".join(name.split(".")[:2])
+def room(name: str, package: str) -> str | None:
+    """The room of a package that has a module, or None; the package itself is one."""
+    if name == package:
+        return package.rpartition(".")[2]
+    return name.removeprefix(f"{package}.").partition(".")[0] if name.startswith(f"{package}.") else None
 
 
 def climbing(root: Path) -> list[str]:
-    """Arrows to a higher layer, or to another room of the same one."""
-    return sorted(
-        f"{x.source} -> {x.target}"
-        for x in arrows(root)
-        if layer(x.target) >= layer(x.source) and room(x.target) != room(x.source)
-    )
+    """Arrows to a higher layer, or to another room of the same one. Raises KeyError for a room that has no layer."""
+    found = set()
+    for package, lines in ORDER.items():
+        layer = {x: n for n, line in enumerate(lines) for x in line.split()}
+        for x in arrows(root):
+            source, target = room(x.source, package), room(x.target, package)
+            if source and target and source != target and layer[target] >= layer[source]:
+                found.add(f"{x.source} -> {x.target}")
+    return sorted(found)
 
 
 def unlisted(root: Path) -> list[str]:
@@ -229,9 +249,10 @@ def test_the_package_needs_nothing_of_the_checkout() -> None:
     assert imported("def late():\n    from benchmarks.rows import Row") & folders
 
 
-def test_every_room_has_a_layer() -> None:
-    rooms = {"regard" if name == "regard" else name.split(".")[1] for name in modules(SOURCE)}
-    assert rooms == set(" ".join(LAYERS).split())
+@pytest.mark.parametrize("package", ORDER)
+def test_every_room_has_a_layer(package: str) -> None:
+    rooms = {room(name, package) for name in modules(SOURCE)} - {None}
+    assert rooms == set(" ".join(ORDER[package]).split())
 
 
 def test_imports_inside_of_functions_are_listed() -> None:
@@ -262,15 +283,26 @@ def add(root: Path, module: str, text: str) -> None:
     ("module", "target", "form"),
     [
         ("regard.rules.scores", "regard.positions", "from regard import positions"),
-        ("regard.arguments.frameworks", "regard.torch.adapter", "def load():\n    import regard.torch.adapter"),
+        (
+            "regard.arguments.frameworks",
+            "regard.torch.public.attention",
+            "def load():\n    import regard.torch.public.attention",
+        ),
         ("regard.ops.attention", "regard", "import regard"),
-        ("regard.torch.rules", "regard.jax.task", "from regard.jax.task import Task"),
+        ("regard.torch.tensors.tables", "regard.jax.task", "from regard.jax.task import Task"),
         ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import ORIGIN"),
         (
             "regard.interpret.inputs",
             "regard.torch.capture.pretrained",
             "import_module('regard.torch.capture.pretrained')",
         ),
+        ("regard.torch.tensors.arrays", "regard.torch.call.record", "from regard.torch.call.record import DEFAULTS"),
+        (
+            "regard.torch.dropins.flex",
+            "regard.torch.processes.ranks",
+            "def load():\n    import regard.torch.processes.ranks",
+        ),
+        ("regard.torch.nn.modules", "regard.torch", "import regard.torch"),
     ],
 )
 def test_a_climbing_arrow_is_found(copy: Path, module: str, target: str, form: str) -> None:

@@ -60,7 +60,7 @@ with regard.torch.sdpa():
     torch.nn.functional.scaled_dot_product_attention(x, x, x)
 """
     modules = loaded(PACKAGE.parent, "torch", calls)
-    assert "regard.torch.adapter" in modules
+    assert "regard.torch.public.attention" in modules
     assert modules & COMPILERS == set()
 
 

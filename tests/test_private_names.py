@@ -10,7 +10,7 @@ import regard
 from sources import parsed
 
 PACKAGE = Path(regard.__file__).parent
-MODULES = {"torch": "torch/modes.py", "jax": "jax/private.py"}
+MODULES = {"torch": "torch/tensors/modes.py", "jax": "jax/private.py"}
 UNDOCUMENTED = ("jax.interpreters", "jaxlib")
 
 

@@ -42,7 +42,7 @@ __all__ = sorted([*_HOME, *_MODULES])
 
 
 def _torch() -> Any:
-    import regard.torch.adapter as adapter
+    import regard.torch.public.attention as adapter
 
     return adapter
 
@@ -54,7 +54,7 @@ def _jax() -> Any:
 
 
 def _torch_dtensors() -> Any:
-    import regard.torch.dtensors as dtensors
+    import regard.torch.processes.dtensors as dtensors
 
     return dtensors
 

@@ -40,8 +40,8 @@ from regard.parallel.pipeline import pipeline_of
 from regard.parallel.programs import Rank
 from regard.parallel.sight import sight_of
 from regard.runtime.threads import num_threads
-from regard.torch import fused
-from regard.torch.calls import DEFAULTS, TensorCall
+from regard.torch.call import fused
+from regard.torch.call.record import DEFAULTS, TensorCall
 from regard.torch.composed import rows
 
 Array = np.ndarray[Any, np.dtype[Any]]

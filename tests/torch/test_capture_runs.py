@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import regard
 import regard.torch
 from captures import eager
-from regard.torch.adapter import watching
-from regard.torch.modes import function_modes
+from regard.torch.public.attention import watching
+from regard.torch.tensors.modes import function_modes
 from regard.warning import RegardWarning
 
 pytestmark = pytest.mark.engine("tiled")

@@ -13,7 +13,7 @@ from regard.examplemodel import ExampleModel, repeated_bytes
 from regard.positions import LinearScaling, YaRNScaling, alibi_slopes, rope
 from regard.rules import At, evaluate
 from regard.torch import Alibi, FeedForward, KVCache, MultiHeadAttention, Relative, Rope, Transformer, TransformerBlock
-from regard.torch.padding import real_keys
+from regard.torch.public.padding import real_keys
 from support import on_cpu
 
 pytestmark = pytest.mark.engine("tiled")

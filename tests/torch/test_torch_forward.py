@@ -16,7 +16,7 @@ from cases import CASES, Case, case
 from on_tensors import ARRAYS, array, call, tensor
 from regard.engines.cpu.schedule import launches, stages, work
 from regard.runtime import memory
-from regard.torch.graph.operators import execute
+from regard.torch.operators.registration import execute
 from support import SAME_BITS, on_cpu
 
 pytestmark = pytest.mark.engine("tiled")
@@ -396,7 +396,7 @@ def test_calls_that_are_kept_have_the_bits_of_numpy(
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 6, 6, 16, generator=generator).to(dtype) for _ in range(5)]
     calls: list[Any] = []
-    monkeypatch.setattr("regard.torch.adapter.execute", lambda *x, real=execute: calls.append(x) or real(*x))
+    monkeypatch.setattr("regard.torch.public.attention.execute", lambda *x, real=execute: calls.append(x) or real(*x))
     leaf = given[3].detach().clone().requires_grad_()
     for n in range(3):
         q, k, v = given[n : n + 3]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.torch import fused
+from regard.torch.call import fused
 
 NAN = float("nan")
 

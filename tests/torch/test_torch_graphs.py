@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
 import regard
-from regard.torch.calls import DEFAULTS
-from regard.torch.graph import texts
-from regard.torch.modes import outside_of_graphs
+from regard.torch.call import text as texts
+from regard.torch.call.record import DEFAULTS
+from regard.torch.tensors.modes import outside_of_graphs
 
 Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
 SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
@@ -305,8 +305,8 @@ def test_operations_differentiate_as_calls_do() -> None:
 
 
 def test_a_graph_of_a_constant_bias_refuses_one_that_requires_grad() -> None:
-    from regard.torch.graph.operators import forward
-    from regard.torch.graph.traced import name_of_call
+    from regard.torch.compiled.traced import name_of_call
+    from regard.torch.operators.registration import forward
 
     bias = torch.zeros(3, 7, 7, requires_grad=True)
     options = tuple((name, x) for name, x in DEFAULTS.items() if name not in ("mask", "score", "bias"))

@@ -19,7 +19,7 @@ import regard
 from cases import CASES, Case
 from on_tensors import call, smaller
 from regard.reference.specification import dropout_mask
-from regard.torch import kernels
+from regard.torch.call import kernels
 from regard.torch.composed import higher, rows
 from regard.warning import RegardWarning
 from support import on_cpu
@@ -131,7 +131,7 @@ def test_formulas_are_those_of_the_kernels(case: Case, monkeypatch: pytest.Monke
     case = case if case.poison is not None else smaller(case)
     attention, tensors, _, _ = call(case, observe=["lse", "entropy"], engine="tiled")
     recorded: list[Any] = []
-    monkeypatch.setattr("regard.torch.adapter.applied", lambda *given: recorded.extend(given) or run(*given))
+    monkeypatch.setattr("regard.torch.public.attention.applied", lambda *given: recorded.extend(given) or run(*given))
     attention(*tensors)
     c, *inputs = recorded
     n = len(c.floats)

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 import dense
 import regard
 import regard.torch
-from regard.torch.graph import texts
+from regard.torch.call import text as texts
 
 GENERATOR = torch.Generator().manual_seed(0)
 # On the engine without kernels to compile, but for the plain call: what is tried here is how PyTorch is told of calls.

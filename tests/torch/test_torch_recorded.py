@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import regard
-from regard.torch.graph import opcodes
+from regard.torch.compiled import opcodes
 from regard.warning import RegardWarning, warn_once
 from support import on_cpu
 

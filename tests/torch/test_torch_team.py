@@ -13,8 +13,8 @@ import torch
 import regard
 import regard.torch
 from regard.runtime import threads
-from regard.torch import team
-from regard.torch.team import TEAM
+from regard.torch.tensors import team
+from regard.torch.tensors.team import TEAM
 
 pytestmark = pytest.mark.skipif(team._begin() is None, reason="this PyTorch has no OpenMP threads that others can use")
 LONG = 60

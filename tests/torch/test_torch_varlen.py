@@ -38,7 +38,7 @@ def test_each_sequence_by_itself(options: dict[str, Any], same: bool) -> None:
 
 
 def test_nothing_beside_the_sequences_is_computed() -> None:
-    from regard.torch.varlen import _packed
+    from regard.torch.public.packed import _packed
 
     ends = tuple(range(0, 8193, 512))
     mask, at = _packed(ends, ends, True)

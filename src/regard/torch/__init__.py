@@ -31,10 +31,10 @@
 """
 
 from regard.arguments.signatures import listed
-from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch import flash_attn as flash_attn
 from regard.torch import natten as natten
 from regard.torch import xformers as xformers
+from regard.torch.autograd import functions as functions  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropins.activation import activate, deactivate, register
 from regard.torch.dropins.flex import flex, flex_attention
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
@@ -45,8 +45,8 @@ from regard.torch.dropins.transformers import register_transformers
 from regard.torch.dropins.triangle import triangle_attention
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.nn.positions import Alibi, Relative, Rope
-from regard.torch.parallel import context_parallel
-from regard.torch.varlen import jagged_attention, varlen_attention
+from regard.torch.processes.context_parallel import context_parallel
+from regard.torch.public.packed import jagged_attention, varlen_attention
 
 __all__ = [
     "Alibi",

@@ -20,7 +20,7 @@ from regard.core import tensors as arrays  # noqa: E402
 from regard.engines.device import call as calls  # noqa: E402
 from regard.engines.device.formula import Block  # noqa: E402
 from regard.ops.normalization import problem_from  # noqa: E402
-from regard.torch.modes import below_autograd  # noqa: E402
+from regard.torch.tensors.modes import below_autograd  # noqa: E402
 
 FAR = 1 << 46  # bytes from a tensor's memory to an address where nothing is mapped
 

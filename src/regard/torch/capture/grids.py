@@ -25,9 +25,9 @@ from torch import nn
 from regard.interpret.capture import pictures
 from regard.interpret.capture.grids import PatchGrid
 from regard.interpret.capture.layers import Layer
-from regard.torch.arrays import values
 from regard.torch.capture.texts import nth
 from regard.torch.capture.tiles import PictureTiles, tiles_read
+from regard.torch.tensors.arrays import values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

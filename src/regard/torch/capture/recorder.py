@@ -30,13 +30,14 @@ from regard.interpret.capture.joining import ArrayStore, JoinedCalls, Unjoinable
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.capture.pictures import pixels
 from regard.runtime.memory import unpooled
-from regard.torch import adapter, spreading
-from regard.torch.arrays import autocast
 from regard.torch.capture.grids import GridRecorder, given_queries, require_patches
 from regard.torch.capture.runs import Runs
 from regard.torch.capture.switched import on_regard
 from regard.torch.capture.texts import ReadText, RunningModule, Texts, nth
 from regard.torch.dropins import transformers as interface
+from regard.torch.public.attention import attention, in_numpy
+from regard.torch.tensors import process_group
+from regard.torch.tensors.arrays import autocast
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,7 +74,7 @@ def capture(
     seen = Capture(model=_name(model))
     if grid is None and shown is not None:
         require_patches(model, seen.model)
-    spreading.refuse("a recorder of attention", "record one process")
+    process_group.refuse("a recorder of attention", "record one process")
     with ExitStack() as stack:
         folder = None
         if path is not None:
@@ -214,10 +215,10 @@ class Recorder:
     def attention(self, query: Any, key: Any, value: Any, *, observe: Any = (), **options: Any) -> Any:
         """Compute and record `regard.attention` on tensors."""
         if not self.runs.here.modules:
-            return adapter.attention(query, key, value, observe=observe, **options)
+            return attention(query, key, value, observe=observe, **options)
         asked = tuple(observe)
         with_lse = asked if "lse" in asked else (*asked, "lse")
-        observed = adapter.attention(query, key, value, observe=with_lse, **options)
+        observed = attention(query, key, value, observe=with_lse, **options)
         *results, seen = observed
         with self.runs.lock:
             if self.runs.recording:
@@ -267,7 +268,7 @@ class Recorder:
         own_keys = last is not None and last.key.precedes(key, axis)
         piece = last is not None and self._is_piece(last, query, key, axis)
         q, k = (autocast(x) if torch.is_autocast_enabled("cpu") else x for x in (query, key))
-        arrays_of_call = adapter.in_numpy({"query": q, "key": k, "lse": lse} | options)
+        arrays_of_call = in_numpy({"query": q, "key": k, "lse": lse} | options)
         arrays = {x: arrays_of_call.pop(x) for x in ("query", "key", "lse")}
         call = CapturedCall.of(**arrays, options=arrays_of_call, cross=_crosses(here.modules[-1], query))
         if last is not None and piece and self._add_piece(last.layer, call, own_keys):
@@ -491,7 +492,7 @@ def _cached_length(running: RunningModule) -> Callable[[], Any] | None:
 
 def _values(value: torch.Tensor, call: CapturedCall, layout: str) -> Array:
     """Copy values as (b, h_kv, n_k, d_v) of the keys of a call."""
-    array = adapter.in_numpy({"value": value.detach()})["value"]
+    array = in_numpy({"value": value.detach()})["value"]
     v = Layout.of(array, layout).to_bhnd(array)
     b, h_kv, n_k = call.key.shape[:3]
     whole = np.broadcast_to(v, (*v.shape[:-3], h_kv, *v.shape[-2:])).reshape(-1, h_kv, *v.shape[-2:])

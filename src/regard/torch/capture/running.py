@@ -15,7 +15,6 @@ from torch import nn
 from regard.interpret.capture.captured import Capture
 from regard.runtime.forks import renewed
 from regard.runtime.progress import Stage
-from regard.torch import adapter, modes
 from regard.torch.capture.encoding import check_length, encoded
 from regard.torch.capture.forward import (
     ANSWER,
@@ -27,6 +26,8 @@ from regard.torch.capture.forward import (
 )
 from regard.torch.capture.recorder import capture, pieces
 from regard.torch.capture.switched import on_regard, redirected
+from regard.torch.public.attention import attention as attention_of_tensors
+from regard.torch.tensors import modes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Replacement = Literal["zero", "mean"]
@@ -353,7 +354,7 @@ def heads_replaced(
     inside = ModuleCall(network.get_submodule(name if name in dict(network.named_modules()) else ""), int(times or 1))
 
     def attention(*args: Any, **options: Any) -> Any:
-        attended = adapter.attention(*args, **options)
+        attended = attention_of_tensors(*args, **options)
         if not inside.now:
             return attended
         out, *others = attended if isinstance(attended, tuple) else (attended,)

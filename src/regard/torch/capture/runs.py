@@ -11,7 +11,7 @@ from torch import nn
 from regard.runtime.forks import renewed
 from regard.torch.capture.switched import redirected
 from regard.torch.capture.texts import RunningModule, inside
-from regard.torch.modes import in_backward
+from regard.torch.tensors.modes import in_backward
 
 
 class ThreadRun(threading.local):

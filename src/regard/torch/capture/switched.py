@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.runtime.forks import renewed
-from regard.torch.adapter import watched, watching
 from regard.torch.dropins import functional
 from regard.torch.dropins import transformers as interface
-from regard.torch.modes import function_modes, quiet
+from regard.torch.public.attention import watched, watching
+from regard.torch.tensors.modes import function_modes, quiet
 
 WINDOWS = "get_vision_window_index"
 """transformers' function for the order in which a model of pictures sorts its patches by windows."""

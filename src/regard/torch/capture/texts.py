@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.interpret.capture.calls import Continuation
-from regard.torch.arrays import checked, values
+from regard.torch.tensors.arrays import checked, values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]

@@ -1,6 +1,7 @@
 """Derivatives beyond the second, by PyTorch's autograd on the outputs of a block of rows.
 
-F are the outputs of a block, and B(x, c) the gradients of ⟨c, F⟩. The second derivatives of `torch/autograd.py` are
+F are the outputs of a block, and B(x, c) the gradients of ⟨c, F⟩. The second derivatives of
+`torch/autograd/functions.py` are
 
     ∂B(x, c, t, ċ) = ∇ₓ (⟨B(x, c), t⟩ + ⟨ċ, F⟩)
     ∂J(x, t, u)    = ∇_w ⟨∇ₓ ⟨B(x, w), t⟩, u⟩      linear in w, so for any w
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from regard.engines.device.call import all_finite, computing
 from regard.engines.device.functions import backward_tangent, gradients, tangent, tangent_tangent
-from regard.torch.calls import CallSizes, TensorCall
+from regard.torch.call.record import CallSizes, TensorCall
 from regard.torch.composed.rows import outputs
 from regard.warning import RegardWarning, level_of_caller
 

@@ -12,7 +12,7 @@ from regard.core.tensors import NUMPY
 from regard.engines.device.formula import Block, Formula, Tensors
 from regard.engines.device.rules import arrays_of, signed, tensor_on
 from regard.ops.normalization import causally
-from regard.torch.calls import DEFAULTS, CallSizes, TensorCall
+from regard.torch.call.record import DEFAULTS, CallSizes, TensorCall
 
 KNOWS = frozenset({
     "query", "key", "value", "mask", "causal", "score", "bias", "scale", "sink", "dropout", "seed", "offset", "origin",

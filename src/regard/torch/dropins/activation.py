@@ -14,7 +14,7 @@ import torch
 from regard.runtime.forks import renewed
 from regard.torch.dropins import cpu_operator, modules
 from regard.torch.dropins.functional import attended
-from regard.torch.modes import destroyed, fake
+from regard.torch.tensors.modes import destroyed, fake
 
 COMPOSITE = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"

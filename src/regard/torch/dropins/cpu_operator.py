@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.torch import kernels
-from regard.torch.calls import DEFAULTS, TensorCall
-from regard.torch.graph.operators import COMPILE, GRAPH
-from regard.torch.spreading import refuse
+from regard.torch.call import kernels
+from regard.torch.call.record import DEFAULTS, TensorCall
+from regard.torch.operators.registration import COMPILE, GRAPH
+from regard.torch.tensors.process_group import refuse
 
 
 def forward(

@@ -12,8 +12,6 @@ from regard.arguments.signatures import passing_on
 from regard.arguments.values import number
 from regard.core.tensors import tensor
 from regard.reference.specification import dropout_mask
-from regard.torch.adapter import positions_first, weights
-from regard.torch.arrays import values
 from regard.torch.dropins.flash_options import (
     EVERYWHERE,
     HOST,
@@ -27,9 +25,11 @@ from regard.torch.dropins.flash_options import (
     packed_alibi,
     unpacked,
 )
-from regard.torch.graph.operators import new_seed
-from regard.torch.modes import outside_of_graphs
-from regard.torch.varlen import packed_rules, varlen_attention
+from regard.torch.operators.registration import new_seed
+from regard.torch.public.attention import positions_first, weights
+from regard.torch.public.packed import packed_rules, varlen_attention
+from regard.torch.tensors.arrays import values
+from regard.torch.tensors.modes import outside_of_graphs
 
 ROUND = 128  # to a multiple of which flash-attn rounds the sizes of S_dmask
 

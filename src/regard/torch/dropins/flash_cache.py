@@ -11,7 +11,6 @@ import torch
 
 from regard import rules
 from regard.rules import Mask
-from regard.torch.adapter import positions_first
 from regard.torch.dropins.flash_attn import shown
 from regard.torch.dropins.flash_options import (
     EVERYWHERE,
@@ -25,9 +24,10 @@ from regard.torch.dropins.flash_options import (
     options_of,
     window_of,
 )
-from regard.torch.modes import outside_of_graphs
 from regard.torch.nn.positions import rotate
-from regard.torch.varlen import ends_of
+from regard.torch.public.attention import positions_first
+from regard.torch.public.packed import ends_of
+from regard.torch.tensors.modes import outside_of_graphs
 
 
 @outside_of_graphs(HOST)

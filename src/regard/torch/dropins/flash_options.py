@@ -11,8 +11,8 @@ import torch
 from regard import rules
 from regard.arguments.values import boolean, number
 from regard.rules import Mask, Score
-from regard.torch.arrays import concrete
-from regard.torch.varlen import ends_of
+from regard.torch.public.packed import ends_of
+from regard.torch.tensors.arrays import concrete
 
 Window = tuple[int, int]
 EVERYWHERE = (-1, -1)

@@ -17,9 +17,9 @@ import torch
 
 from regard.ops.attention import attention
 from regard.rules import EVERYTHING, NOTHING, Mask, Ranges, blocks, classify, mask, reads
-from regard.torch.arrays import values
 from regard.torch.dropins.packages import Attribute, Shared, with_attributes
-from regard.torch.spreading import whole
+from regard.torch.tensors.arrays import values
+from regard.torch.tensors.process_group import whole
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask

@@ -14,13 +14,13 @@ from regard.arguments.frameworks import imported
 from regard.ops.attention import attention
 from regard.ops.callcache import entries, signature
 from regard.rules import type_name
-from regard.torch import modes
-from regard.torch.adapter import watching
-from regard.torch.arrays import autocast, changes_nothing
-from regard.torch.autograd import AttentionFunction
+from regard.torch.autograd.functions import AttentionFunction
+from regard.torch.call.prepared import tensor_operands, with_tensor
 from regard.torch.dropins import modules, nested
 from regard.torch.dropins.packages import Shared, with_attributes
-from regard.torch.fastpath import tensor_operands, with_tensor
+from regard.torch.public.attention import watching
+from regard.torch.tensors import modes
+from regard.torch.tensors.arrays import autocast, changes_nothing
 
 Tensor = torch.Tensor
 KNOWN = {torch.Tensor, torch.nn.Parameter, nested.Jagged, type(None)}

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from regard.torch import modes
 from regard.torch.dropins import nested
 from regard.torch.dropins.packages import Shared
+from regard.torch.tensors import modes
 
 _shared = Shared()
 

@@ -12,7 +12,7 @@ from regard.arguments.values import type_name
 from regard.ops.attention import attention
 from regard.torch.dropins.natten_grid import grid_of, mask_of
 from regard.torch.dropins.packages import Attribute, Package
-from regard.torch.spreading import refuse
+from regard.torch.tensors.process_group import refuse
 
 VERSION = "0.21.7"
 BACKENDS = ("cutlass-fna", "hopper-fna", "blackwell-fna", "flex-fna")

@@ -22,8 +22,8 @@ from regard.rules import Mask
 from regard.rules.expression import MASK_LEAVES
 from regard.rules.grids import Axis, PlaceInGroup, grid_axes, grid_text, neighborhood_rule, row_major, row_major_places
 from regard.rules.tracing import trace
-from regard.torch.graph.traced import GraphRule, fixed, name_of_rule
-from regard.torch.modes import constant
+from regard.torch.compiled.traced import GraphRule, fixed, name_of_rule
+from regard.torch.tensors.modes import constant
 
 BITS = 2  # of a place within a block
 BLOCK = 1 << BITS

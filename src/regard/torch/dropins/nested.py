@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from regard.torch.arrays import autocast
-from regard.torch.modes import Jagged, outside_of_graphs
-from regard.torch.varlen import jagged_attention
+from regard.torch.public.packed import jagged_attention
+from regard.torch.tensors.arrays import autocast
+from regard.torch.tensors.modes import Jagged, outside_of_graphs
 
 __all__ = ["Jagged", "attention", "multihead"]
 

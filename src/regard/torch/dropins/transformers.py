@@ -17,12 +17,12 @@ import torch
 
 from regard import rules, warning
 from regard.rules import Mask, Traced, as_mask, reads
-from regard.torch import modes
-from regard.torch.adapter import heads_first
-from regard.torch.graph.texts import named, text_of
-from regard.torch.graph.traced import GraphRule, in_graph
-from regard.torch.padding import real_keys
-from regard.torch.spreading import spread, whole
+from regard.torch.call.text import named, text_of
+from regard.torch.compiled.traced import GraphRule, in_graph
+from regard.torch.public.attention import heads_first
+from regard.torch.public.padding import real_keys
+from regard.torch.tensors import modes
+from regard.torch.tensors.process_group import spread, whole
 
 NAME = "regard"
 TESTED = (5, 20), (5, 24)

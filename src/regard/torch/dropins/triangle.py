@@ -8,9 +8,9 @@ import torch
 
 from regard.ops.attention import attention
 from regard.rules import padding, type_name
-from regard.torch.arrays import concrete
 from regard.torch.dropins.flex import max_scores
 from regard.torch.dropins.packages import Package
+from regard.torch.tensors.arrays import concrete
 
 HIDDEN = -1e9  # the score that cuequivariance gives to a hidden key
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from regard.torch.adapter import positions_first
-from regard.torch.arrays import checked
 from regard.torch.dropins.packages import Attribute, Package
-from regard.torch.varlen import packed_rules
+from regard.torch.public.attention import positions_first
+from regard.torch.public.packed import packed_rules
+from regard.torch.tensors.arrays import checked
 
 
 class LowerTriangularMask:

@@ -15,10 +15,10 @@ from torch import nn
 from regard.arguments.signatures import named, named_beside, passing_on
 from regard.core.types import MaskLike, ScoreLike
 from regard.rules import Mask, Score, as_mask, as_score
-from regard.torch.adapter import positions_first
-from regard.torch.graph.traced import in_graph
+from regard.torch.compiled.traced import in_graph
 from regard.torch.nn.positions import Alibi, Relative, Rope
-from regard.torch.padding import real_keys
+from regard.torch.public.attention import positions_first
+from regard.torch.public.padding import real_keys
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.positions import Scaling, alibi_slopes, rope_frequencies
 from regard.rules import Score, alibi, relative, table
-from regard.torch import spreading
+from regard.torch.tensors import process_group
 
 
 def rotate(
@@ -62,7 +62,7 @@ class Rope(nn.Module):
         Inside of `context_parallel` they are those of the process.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
-        own = spreading.positions(first, x.shape[-3]) if spreading.active else None
+        own = process_group.positions(first, x.shape[-3]) if process_group.active else None
         wanted = {"dtype": torch.float64, "device": x.device}
         rows = torch.arange(first, first + x.shape[-3], **wanted) if own is None else torch.as_tensor(own, **wanted)
         angles = torch.outer(rows, torch.tensor(self.frequencies, **wanted))[:, None]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from regard.runtime.forks import renewed
-from regard.torch import modes
+from regard.torch.tensors import modes
 
 _work: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)

@@ -20,10 +20,10 @@ from regard.rules import Table, Traced, as_mask, as_score, rebuild
 from regard.rules.expression import MASK_LEAVES, SCORE_LEAVES
 from regard.rules.masks import foreign
 from regard.rules.tracing import as_table
-from regard.torch.graph import opcodes
-from regard.torch.graph.texts import text_of
-from regard.torch.modes import constant, guard_scalar, has_static_value, has_symbols, outside_of_graphs
-from regard.torch.rules import reading
+from regard.torch.call.text import text_of
+from regard.torch.compiled import opcodes
+from regard.torch.tensors.modes import constant, guard_scalar, has_static_value, has_symbols, outside_of_graphs
+from regard.torch.tensors.tables import reading
 from regard.warning import warn_once
 
 Operand = tuple[str, Any]

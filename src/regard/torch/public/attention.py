@@ -22,18 +22,29 @@ from regard.ops import planning, stepping
 from regard.ops.normalization import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
-from regard.torch import fused, spreading
-from regard.torch.arrays import PLAIN, autocast, autocasting, checked, concrete, hollow, overriding, together, values
-from regard.torch.autograd import AttentionFunction
-from regard.torch.calls import DEFAULTS, TensorCall, keeps_low, seen_of
-from regard.torch.fastpath import cached
-from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
-from regard.torch.graph import traced
-from regard.torch.graph.operators import HOST, execute, new_seed
-from regard.torch.graph.texts import rule_in_graph
-from regard.torch.graph.traced import construct
-from regard.torch.modes import fake, in_backward, jit_state, outside_of_graphs, symbolic, tracing, transformed
-from regard.torch.rules import bind, constant, flags, module_table, table
+from regard.torch.autograd.functions import AttentionFunction
+from regard.torch.call import fused
+from regard.torch.call.prepared import cached
+from regard.torch.call.record import DEFAULTS, TensorCall, keeps_low, seen_of
+from regard.torch.call.text import rule_in_graph
+from regard.torch.compiled import traced
+from regard.torch.compiled.traced import construct
+from regard.torch.operators.registration import HOST, execute, new_seed
+from regard.torch.public.others import hopfield, linear_attention, merge, multihead_attention, query_times
+from regard.torch.tensors import process_group
+from regard.torch.tensors.arrays import (
+    PLAIN,
+    autocast,
+    autocasting,
+    checked,
+    concrete,
+    hollow,
+    overriding,
+    together,
+    values,
+)
+from regard.torch.tensors.modes import fake, in_backward, jit_state, outside_of_graphs, symbolic, tracing, transformed
+from regard.torch.tensors.tables import bind, constant, flags, module_table, table
 from regard.warning import warn_once
 
 _watching: ContextVar[tuple[Callable[..., Any], ...]] = ContextVar("watching", default=())
@@ -152,7 +163,7 @@ def attention(
     if options.get("metric") is not None:
         query = query_times(options.pop("metric"), query, options.get("layout"))
     if torch.compiler.is_compiling():
-        if spreading.active:
+        if process_group.active:
             return attention_outside(
                 query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
             )
@@ -167,8 +178,8 @@ def attention(
             return watches[-1](
                 query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options
             )
-    if spreading.left and in_backward():
-        warn_once(spreading.AGAIN)
+    if process_group.left and in_backward():
+        warn_once(process_group.AGAIN)
     if not (return_weights or observe or engine is not None):
         if type(query) in PLAIN and not fused.on_host(query):
             out = fused.attention(query, key, value, options, by_engine)
@@ -245,7 +256,7 @@ def watched(watch: Callable[..., Any]) -> Iterator[None]:
 
     `watch` has the arguments of `attention`. Calls that it makes go to the one around it.
     """
-    spreading.refuse("a recorder of attention", "record one process")
+    process_group.refuse("a recorder of attention", "record one process")
     around = _watching.get()
     if watch in around:  # a thread may begin with a copied context
         yield
@@ -303,7 +314,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
     On a device it is computed there.
     """
-    spreading.refuse("regard.weights", "give it whole tensors outside")
+    process_group.refuse("regard.weights", "give it whole tensors outside")
     if theirs := overriding((query, key)):
         return handle_torch_function(weights, theirs, query, key, lse=lse, rows=rows, cols=cols, **options)
     if options.get("metric") is not None:
@@ -314,7 +325,7 @@ def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """`regard.steps` on copies of tensors, since its NumPy arrays outlive the call."""
-    spreading.refuse("regard.steps", "give it whole tensors outside")
+    process_group.refuse("regard.steps", "give it whole tensors outside")
     given = {"query": query, "key": key, "value": value} | options
     copies = {name: x.detach().clone() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     return stepping.steps(**in_numpy(copies))

@@ -6,7 +6,7 @@ import torch
 
 from regard import rules
 from regard.rules import Mask
-from regard.torch.arrays import concrete, values
+from regard.torch.tensors.arrays import concrete, values
 
 
 def real_keys(flags: torch.Tensor) -> Mask | None:

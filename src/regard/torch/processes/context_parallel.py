@@ -24,12 +24,12 @@ from regard.ops.normalization import problem_from
 from regard.parallel.choosing import DEALS, DealChoice, choose_deal
 from regard.parallel.dealing import Deal
 from regard.parallel.programs import Exchange, Program, Transfer
-from regard.torch.adapter import TensorArguments, applied, watched, watching
-from regard.torch.calls import seen_of
-from regard.torch.dropins.distributed import held
-from regard.torch.modes import batched, without_transforms
-from regard.torch.ranks import Call, rank_call, transferred
-from regard.torch.spreading import entered
+from regard.torch.call.record import seen_of
+from regard.torch.processes.ranks import Call, rank_call, transferred
+from regard.torch.processes.replaced import held
+from regard.torch.public.attention import TensorArguments, applied, watched, watching
+from regard.torch.tensors.modes import batched, without_transforms
+from regard.torch.tensors.process_group import entered
 from regard.warning import warn_once
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -17,10 +17,9 @@ from regard.rules import Mask, Rule, Table, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.rules.outside import lookups
-from regard.torch.arrays import autocast, autocasting
-from regard.torch.calls import keeps_low, seen_of
-from regard.torch.graph.operators import forward, seed_in_graph
-from regard.torch.graph.recorded import (
+from regard.torch.call.record import keeps_low, seen_of
+from regard.torch.call.text import call_text, named, text_of
+from regard.torch.compiled.recorded import (
     Clamped,
     looked_up,
     numbers_alone,
@@ -30,9 +29,10 @@ from regard.torch.graph.recorded import (
     rule_of,
     run_outside,
 )
-from regard.torch.graph.texts import call_text, named, text_of
-from regard.torch.modes import constant, guard_scalar, transformed
-from regard.torch.rules import TensorMask, TensorTable
+from regard.torch.operators.registration import forward, seed_in_graph
+from regard.torch.tensors.arrays import autocast, autocasting
+from regard.torch.tensors.modes import constant, guard_scalar, transformed
+from regard.torch.tensors.tables import TensorMask, TensorTable
 
 
 class GraphRule:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from regard.torch.modes import outside_of_graphs
+from regard.torch.tensors.modes import outside_of_graphs
 
 _entered: ContextVar[Any] = ContextVar("entered", default=None)
 _holders = 0

@@ -1,4 +1,4 @@
-"""One rank's call inside of `context_parallel`, as the autograd functions of `torch/autograd.py` see it.
+"""One rank's call inside of `context_parallel`, as the autograd functions of `torch/autograd/functions.py` see it.
 
 Inputs have the rows of this rank; bias, sink and tables are those of the whole call. Forward and its derivatives are
 programs of `regard.parallel`, run by all ranks together.
@@ -27,13 +27,13 @@ from regard.parallel.sight import sight_of
 from regard.parallel.unordered import unordered_of
 from regard.rules import Program
 from regard.runtime.bounded import insert
-from regard.torch.arrays import concrete, values
-from regard.torch.calls import ArrayCall, TensorCall, bound, keeps_low
+from regard.torch.call.record import ArrayCall, TensorCall, bound, keeps_low
+from regard.torch.tensors.arrays import concrete, values
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.torch.adapter import TensorArguments
-    from regard.torch.parallel import ContextParallel
+    from regard.torch.processes.context_parallel import ContextParallel
+    from regard.torch.public.attention import TensorArguments
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PLANS = 64  # rules and shapes whose tiles and tasks are cached

@@ -10,7 +10,7 @@ from regard.arguments.values import array_type
 from regard.core.checks import FLOATS
 from regard.core.tensors import NUMPY, array
 from regard.rules import type_name
-from regard.torch.modes import (
+from regard.torch.tensors.modes import (
     fake,
     functions_overridden,
     no_torch_dispatch,

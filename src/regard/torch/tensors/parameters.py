@@ -13,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from regard.torch.modes import constant, transformed
+from regard.torch.tensors.modes import constant, transformed
 
 INSTEAD = "Make the rule with regard.table(module, name), which reads the parameter that the module has at each call"
 HOLDERS = ("_parameters", "_buffers")  # dictionaries of a module

@@ -12,9 +12,9 @@ import torch
 from regard.arguments.frameworks import Namespace
 from regard.core.tensors import NUMPY
 from regard.ops import linear, merging, metric, multihead, retrieval
-from regard.torch import spreading
-from regard.torch.arrays import autocast, autocasting, checked, hollow
-from regard.torch.modes import allowed_in_graphs, example, sizes
+from regard.torch.tensors import process_group
+from regard.torch.tensors.arrays import autocast, autocasting, checked, hollow
+from regard.torch.tensors.modes import allowed_in_graphs, example, sizes
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
 
@@ -46,14 +46,14 @@ def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **opti
 @allowed_in_graphs
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
-    spreading.refuse("regard.linear_attention", "give it whole tensors outside")
+    process_group.refuse("regard.linear_attention", "give it whole tensors outside")
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
 @allowed_in_graphs
 def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
     """Compute `regard.hopfield` on tensors."""
-    spreading.refuse("regard.hopfield", "give it whole patterns outside")
+    process_group.refuse("regard.hopfield", "give it whole patterns outside")
     return retrieval.retrieved(SPACE, state, patterns, beta, steps)
 
 

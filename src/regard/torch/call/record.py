@@ -21,8 +21,8 @@ from regard.rules import Score, Table, Traced, reads, tables_of
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
 from regard.runtime.forks import cached_property
-from regard.torch.modes import transformed
-from regard.torch.rules import TensorTable, bind
+from regard.torch.tensors.modes import transformed
+from regard.torch.tensors.tables import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RESULTS = {
@@ -44,8 +44,8 @@ class TensorCall:
     the output is the weights, and the value the identity. before_weights: such a call follows, and needs memory for its
     results too. steps: of a derivative beyond the second (`torch/composed/higher.py`). low: what rounding takes from
     the output is a result too, for derivatives. cached: runs the call on tensors of the same signature
-    (`torch/fastpath.py`). shared: its problem, without the arrays of those. ranks: makes the calls of one rank
-    of several (`torch/ranks.py`).
+    (`torch/call/prepared.py`). shared: its problem, without the arrays of those. ranks: makes the calls of one rank
+    of several (`torch/processes/ranks.py`).
     """
 
     options: dict[str, Any]

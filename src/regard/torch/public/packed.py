@@ -12,8 +12,8 @@ import torch
 from regard.ops.attention import attention
 from regard.rules import Mask, Traced, as_mask, as_score, causal, documents, table, type_name
 from regard.rules.expression import make, substitute
-from regard.torch.arrays import checked, concrete, values
-from regard.torch.spreading import refuse
+from regard.torch.tensors.arrays import checked, concrete, values
+from regard.torch.tensors.process_group import refuse
 
 I = Traced(make("i", "int"))
 

@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from regard.core.options import DEFAULTS
 from regard.core.tensors import all_hold
-from regard.torch.arrays import PLAIN, autocasting
-from regard.torch.calls import SHORT
-from regard.torch.modes import in_legacy_vmap, transformed, watched
+from regard.torch.call.record import SHORT
+from regard.torch.tensors.arrays import PLAIN, autocasting
+from regard.torch.tensors.modes import in_legacy_vmap, transformed, watched
 
 REASON = (
     "PyTorch's scaled_dot_product_attention runs this call, unless numbers or derivatives prevent it; bits are its own"

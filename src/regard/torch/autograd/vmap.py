@@ -13,9 +13,9 @@ import torch
 from regard.core import checks
 from regard.core.options import RULES
 from regard.core.problem import of_kind
-from regard.torch.calls import CallSizes, TensorCall
-from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
-from regard.torch.rules import TensorMask
+from regard.torch.call.record import CallSizes, TensorCall
+from regard.torch.tensors.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
+from regard.torch.tensors.tables import TensorMask
 
 Given = Sequence[torch.Tensor | None]
 HEADS = of_kind("heads")

@@ -2,7 +2,7 @@
 
 Attention and its derivatives take a list of tensors and a call as text. Modes and traced graphs see these six and
 nothing below them. A fake kernel gives the shapes of results. Their derivatives are the autograd functions of
-`torch/autograd.py`, which call them in turn.
+`torch/autograd/functions.py`, which call them in turn.
 """
 
 import sys
@@ -16,12 +16,12 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from regard.core.statistics import ENTROPY, INTEGERS, LSE, Sizes
 from regard.ops.normalization import problem_from
-from regard.torch import kernels
-from regard.torch.arrays import hollow, together
-from regard.torch.calls import CallSizes, TensorCall
+from regard.torch.call import kernels
+from regard.torch.call.record import CallSizes, TensorCall
+from regard.torch.call.text import call_of, text_of_call
 from regard.torch.composed import higher
-from regard.torch.graph.texts import call_of, text_of_call
-from regard.torch.modes import (
+from regard.torch.tensors.arrays import hollow, together
+from regard.torch.tensors.modes import (
     below_autograd,
     dispatch_modes,
     drawn_once,
@@ -34,7 +34,7 @@ from regard.torch.modes import (
     with_forward_mode,
     wrapped,
 )
-from regard.torch.spreading import refuse
+from regard.torch.tensors.process_group import refuse
 
 Results = list[torch.Tensor]
 Given = Sequence[torch.Tensor | None]

@@ -20,10 +20,10 @@ from regard.ops.normalization import causally
 from regard.rules import Table, as_mask, tables_of
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
-from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, SHORT, ArrayCall, TensorCall, constants_of
-from regard.torch.modes import profiled, transformed, watched
-from regard.torch.team import TEAM
+from regard.torch.call.record import DEFAULTS, SHORT, ArrayCall, TensorCall, constants_of
+from regard.torch.tensors.arrays import PLAIN
+from regard.torch.tensors.modes import profiled, transformed, watched
+from regard.torch.tensors.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "sink", "dropout", "seed", "layout"}
 TENSORS = ("bias", "mask", "sink")  # options whose tensors count among the operands, in a prepared call's order

@@ -14,7 +14,7 @@ from regard.torch.dropins.activation import activate
 from regard.torch.dropins.flex import flex
 from regard.torch.dropins.functional import sdpa
 from regard.torch.dropins.packages import Attribute, Shared, with_attributes
-from regard.torch.spreading import refuse, spread
+from regard.torch.tensors.process_group import refuse, spread
 
 MASKS = "transformers.masking_utils"
 PREPARE = "_preprocess_mask_arguments"  # each model asks it before it makes a mask

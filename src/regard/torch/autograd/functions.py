@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from regard.core.statistics import INSTEAD, INTEGERS
-from regard.torch.batching import batched, legacy_batch
-from regard.torch.calls import TensorCall
-from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
-from regard.torch.graph.texts import call_of
-from regard.torch.kernels import KNOWN, OUTPUTS, Tensors, parts
-from regard.torch.modes import (
+from regard.torch.autograd.vmap import batched, legacy_batch
+from regard.torch.call.kernels import KNOWN, OUTPUTS, Tensors, parts
+from regard.torch.call.record import TensorCall
+from regard.torch.call.text import call_of
+from regard.torch.operators.registration import OPERATIONS, completed, execute, library, operate
+from regard.torch.tensors.modes import (
     SingleLevelFunction,
     alive,
     at_one_level,

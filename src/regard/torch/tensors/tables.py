@@ -20,9 +20,9 @@ from regard.core.tensors import NUMPY
 from regard.rules import Mask, Rule, Table, type_name
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import checked, concrete, values
-from regard.torch.modes import fake, sizes
-from regard.torch.parameters import Place, held, place_of, stale
+from regard.torch.tensors.arrays import checked, concrete, values
+from regard.torch.tensors.modes import fake, sizes
+from regard.torch.tensors.parameters import Place, held, place_of, stale
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -22,9 +22,9 @@ from regard.core.tensors import NUMPY, tensor
 from regard.rules import Requirement, Rule, RuleText, Table, type_name
 from regard.rules.expression import order, rebuild
 from regard.rules.masks import foreign
-from regard.torch.calls import DEFAULTS, TensorCall
-from regard.torch.modes import guard_scalar, tracing
-from regard.torch.rules import TensorMask, TensorTable
+from regard.torch.call.record import DEFAULTS, TensorCall
+from regard.torch.tensors.modes import guard_scalar, tracing
+from regard.torch.tensors.tables import TensorMask, TensorTable
 
 MOST_INLINE = 2**16  # bytes of an array in the text of a call; a larger one is named by its digest
 TYPES = {same: kind for kind, same in NUMPY.items()}

@@ -19,9 +19,9 @@ from regard.core.statistics import ENTROPY, LSE, asked_for
 from regard.rules import Rule, Score, as_mask, as_score
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
-from regard.torch.adapter import attention
-from regard.torch.parallel import ContextParallel
-from regard.torch.rules import TensorTable
+from regard.torch.processes.context_parallel import ContextParallel
+from regard.torch.public.attention import attention
+from regard.torch.tensors.tables import TensorTable
 
 NAMES = ("query", "key", "value")
 OBSERVED = (LSE, ENTROPY)
