@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.torch.call import record as calls_on_tensors
-from regard.torch.operators import registration as operators
+from regard.torch.call import bound
+from regard.torch.operators import fakes
 from regard.torch.public import attention as public
 from walks import calls, walk
 
@@ -34,7 +34,7 @@ def test_a_known_call_enters_few_modules(name: str) -> None:
 
 def test_a_call_with_gradients_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
-    for module in (public, calls_on_tensors, operators):
+    for module in (public, bound, fakes):
         real = module.problem_from
         monkeypatch.setattr(module, "problem_from", lambda *x, real=real, **y: checked.append(x) or real(*x, **y))
     call = calls()["gradients"]

@@ -9,7 +9,8 @@ import torch
 
 from regard.core.tensors import array, tensor
 from regard.runtime.threads import on_team
-from regard.torch.call.record import ArrayCall, TensorCall
+from regard.torch.call.bound import ArrayCall
+from regard.torch.call.record import TensorCall
 from regard.torch.tensors.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]

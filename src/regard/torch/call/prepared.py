@@ -20,7 +20,8 @@ from regard.ops.normalization import causally
 from regard.rules import Table, as_mask, tables_of
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
-from regard.torch.call.record import DEFAULTS, SHORT, ArrayCall, TensorCall, constants_of
+from regard.torch.call.bound import ArrayCall, constants_of
+from regard.torch.call.record import DEFAULTS, SHORT, TensorCall
 from regard.torch.tensors.arrays import PLAIN
 from regard.torch.tensors.modes import profiled, transformed, watched
 from regard.torch.tensors.team import TEAM

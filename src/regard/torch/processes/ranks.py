@@ -27,7 +27,8 @@ from regard.parallel.sight import sight_of
 from regard.parallel.unordered import unordered_of
 from regard.rules import Program
 from regard.runtime.bounded import insert
-from regard.torch.call.record import ArrayCall, TensorCall, bound, keeps_low
+from regard.torch.call.bound import ArrayCall, bound
+from regard.torch.call.record import TensorCall, keeps_low
 from regard.torch.tensors.arrays import concrete, values
 from regard.version import __version__
 

@@ -25,11 +25,11 @@ from regard.rules.masks import foreign
 from regard.torch.autograd.functions import AttentionFunction
 from regard.torch.call import fused
 from regard.torch.call.prepared import cached
-from regard.torch.call.record import DEFAULTS, TensorCall, keeps_low, seen_of
+from regard.torch.call.record import DEFAULTS, HOST, TensorCall, keeps_low, seen_of
 from regard.torch.call.text import rule_in_graph
 from regard.torch.compiled import traced
 from regard.torch.compiled.traced import construct
-from regard.torch.operators.registration import HOST, execute, new_seed
+from regard.torch.operators.registration import execute, new_seed
 from regard.torch.public.others import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.tensors import process_group
 from regard.torch.tensors.arrays import (
