@@ -255,6 +255,16 @@ def test_every_room_has_a_layer(package: str) -> None:
     assert rooms == set(" ".join(ORDER[package]).split())
 
 
+def test_the_readme_of_torch_has_a_line_for_each_file() -> None:
+    root, tabled = SOURCE / "regard" / "torch", {"nn", "dropins", "capture"}  # whose `__init__.py` has a table
+    text = (root / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    listed = [name.rstrip("/") for line in lines for name in re.findall("`(.+?)`", line)]
+    files = [x.relative_to(root).with_suffix("").parts for x in root.rglob("*.py") if x.name != "__init__.py"]
+    assert {*listed} == {x[0] if x[0] in tabled else "/".join(x) for x in files}
+    assert list(dict.fromkeys(x.partition("/")[0] for x in listed)) == " ".join(FLOORS[:-1]).split()
+
+
 def test_imports_inside_of_functions_are_listed() -> None:
     assert unlisted(SOURCE) == []
     assert all(reason for _, reason in LAZY.values())

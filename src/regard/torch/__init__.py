@@ -1,32 +1,20 @@
 """Modules, drop-ins and functions for PyTorch.
 
-`regard.attention` on tensors needs none of them. Reading order of a call: `adapter`, `calls`, `kernels`, then
-`autograd` for derivatives and `graph/` for compiled graphs.
+`regard.attention` on tensors needs none of them. Reading order of a call: `public/attention`, `call/`, then `autograd/`
+for derivatives and `compiled/` for graphs. `README.md` has a line for each file; each folder imports those above it.
 
-| Module | Contents |
+| Folder | Contents |
 |---|---|
-| `modes` | active modes, traces and transforms; PyTorch's private names; all others stand on it |
-| `adapter` | the public functions of `regard` on tensors |
-| `fastpath` | small calls, cached by shape and options |
-| `calls` | a call as data, and its `Problem` once its tensors are arrays: checked and prepared there alone |
-| `kernels` | an engine's five functions on tensors |
-| `autograd` | their derivatives |
+| `tensors/` | tensors as arrays, tables of rules, PyTorch's state |
+| `call/` | a call as data, its `Problem`, prepared calls, kernels |
 | `composed/` | derivatives beyond the second, by PyTorch's operations |
-| `batching` | `vmap` of calls |
-| `arrays` | checks of tensors, their values, autocast |
-| `rules` | rules that read tensors |
-| `parameters` | the modules whose parameters rules read |
-| `functions` | `merge`, `multihead_attention`, `linear_attention` |
-| `parallel` | a sequence over the processes of a device mesh |
-| `spreading` | the `context_parallel` that is entered, for all that would compute with one process alone |
-| `dtensors` | `regard.attention` of DTensors |
-| `varlen` | packed sequences and jagged nested tensors |
-| `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
-| `graph/` | calls in graphs that PyTorch traces |
+| `operators/` | the operations of PyTorch's dispatcher |
+| `autograd/` | derivatives and `vmap` of calls |
+| `compiled/` | calls in graphs that PyTorch traces |
+| `public/` | the public functions on tensors |
 | `nn/` | modules |
 | `dropins/` | functions of PyTorch, transformers and other packages, replaced |
-| `natten`, `flash_attn` | the functions of NATTEN and FlashAttention 2, by name |
-| `xformers` | an error that names `stand_in` |
+| `processes/` | a sequence over the processes of a device mesh, DTensors |
 | `capture/` | `regard.capture` of modules and of pretrained models |
 """
 

@@ -1,7 +1,1 @@
-"""Derivatives and transforms of a call.
-
-| Module | Contents |
-|---|---|
-| `functions` | the six autograd functions |
-| `vmap` | `vmap` of calls |
-"""
+"""Derivatives and transforms of a call."""

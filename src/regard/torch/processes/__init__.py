@@ -1,9 +1,1 @@
-"""Calls over several processes.
-
-| Module | Contents |
-|---|---|
-| `context_parallel` | a sequence over the processes of a device mesh |
-| `ranks` | the call of one rank |
-| `dtensors` | `regard.attention` of DTensors |
-| `replaced` | PyTorch's functions meanwhile |
-"""
+"""Calls over several processes."""
