@@ -1,7 +1,6 @@
 """Derivatives beyond the second, by PyTorch's autograd on the outputs of a block of rows.
 
-F are the outputs of a block, and B(x, c) the gradients of ⟨c, F⟩. The second derivatives of
-`torch/autograd/functions.py` are
+F are the outputs of a block, and B(x, c) the gradients of ⟨c, F⟩. The second derivatives of `autograd/functions.py` are
 
     ∂B(x, c, t, ċ) = ∇ₓ (⟨B(x, c), t⟩ + ⟨ċ, F⟩)
     ∂J(x, t, u)    = ∇_w ⟨∇ₓ ⟨B(x, w), t⟩, u⟩      linear in w, so for any w
