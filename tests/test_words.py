@@ -31,9 +31,9 @@ UNCLEAR = {
     ".": (0, 4),
     "core": (1, 4),
     "engines": (0, 4),
-    "ops": (2, 15),
+    "ops": (1, 15),
     "reference": (1, 0),
-    "torch": (13, 57),
+    "torch": (13, 55),
 }
 
 OPENINGS = {"What", "Whether", "Where", "How", "Of", "As"}

@@ -99,6 +99,16 @@ def operands() -> list[torch.Tensor]:
     return [torch.randn(B, H, N, D, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3)]
 
 
+@pytest.fixture
+def trained() -> Iterator[list[torch.Tensor]]:
+    """The tensors of scores, which have gradients meanwhile."""
+    for x in TRAINED:
+        x.requires_grad_()
+    yield TRAINED
+    for x in TRAINED:
+        x.requires_grad_(False)
+
+
 def gradients(x: Any, inputs: list[torch.Tensor], **options: bool) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(x, inputs, materialize_grads=True, **options)
 
@@ -116,11 +126,9 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor, inputs: list[torch.Tensor]) 
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_scores(name: str, operands: list[torch.Tensor]) -> None:
-    for x in TRAINED:
-        x.requires_grad_()
+def test_scores(name: str, operands: list[torch.Tensor], trained: list[torch.Tensor]) -> None:
     ours = regard.attention(*operands, score=SCORES[name])
-    agree(ours, dense(*operands, SCORES[name]), [*operands, *TRAINED])
+    agree(ours, dense(*operands, SCORES[name]), [*operands, *trained])
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -145,11 +153,11 @@ def test_isin(operands: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("case", ["spec: gelu", "spec: x ** 1.5", "spec: dot of rows", "cpu: gelu"])
-def test_other_engines(case: str, operands: list[torch.Tensor]) -> None:
+def test_other_engines(case: str, operands: list[torch.Tensor], trained: list[torch.Tensor]) -> None:
     engine: Any
     engine, name = case.split(": ")
     ours = regard.attention(*operands, score=SCORES[name], engine=engine)
-    agree(ours, dense(*operands, SCORES[name]), [*operands, *TRAINED])
+    agree(ours, dense(*operands, SCORES[name]), [*operands, *trained])
 
 
 def test_one_tensor_is_one_table() -> None:

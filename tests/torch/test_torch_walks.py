@@ -17,8 +17,8 @@ MOST = {
     "options": (11, 17),
     "padding": (11, 16),
     "padding, made anew": (20, 87),
-    "gradients": (14, 37),
-    "gradients, options": (18, 45),
+    "gradients": (14, 38),
+    "gradients, options": (18, 46),
 }
 """The modules that a call may enter, and how often one may follow another."""
 

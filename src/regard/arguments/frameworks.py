@@ -14,6 +14,8 @@ from regard.loaders import loaders
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
+FRAMEWORKS = [("torch", "Tensor", "torch"), ("jax", "Array", "jax")]
+"""Frameworks by the module and the name of their class of arrays, with the key of their adapter in `loaders`."""
 _plain = {np.ndarray, type(None), bool, int, float, str}
 
 
@@ -54,12 +56,10 @@ def adapter(*values: object) -> Any:
     others = [value for value in values if type(value) not in _plain]
     if not others:
         return None
-    tensor = imported("torch", "Tensor")
-    if tensor is not None and any(_holds(value, tensor) for value in others):
-        return loaders["torch"]()
-    array = imported("jax", "Array")
-    if array is not None and any(_holds(value, array) for value in others):
-        return loaders["jax"]()
+    for module, name, loader in FRAMEWORKS:
+        kind = imported(module, name)
+        if kind is not None and any(_holds(value, kind) for value in others):
+            return loaders[loader]()
     return None
 
 

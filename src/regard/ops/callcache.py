@@ -23,7 +23,7 @@ the store when rules of these forms were in an earlier call. So rules with other
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,10 @@ from regard.runtime.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 Signature = tuple[Any, ...]
 NOTHING = object()
-CACHED = {"mask": Mask, "score": Score, "causal": bool, "scale": float, "dropout": float, "offset": int, "layout": str}
+CACHED = {
+    "mask": Mask, "score": Score, "causal": bool, "scale": float, "dropout": float, "offset": int, "origin": tuple,
+    "layout": str,
+}  # fmt: skip
 """The options that signatures may have, with the type of their values."""
 VARYING = ("bias", "mask", "sink")
 """The options that may be arrays of each call, in the order of a prepared call's addresses."""
@@ -87,7 +90,7 @@ def signature(operands: tuple[Any, ...] | None, options: Mapping[str, Any]) -> S
             if x.foreign or x.dense:
                 return None
             x = form_of(x.node), x.requires
-        elif kind is float and not x:  # 0.0 equals −0.0
+        elif (kind is float and not x) or (kind is tuple and not all(type(n) is int for n in x)):  # 0.0 equals −0.0
             return None
         parts += name, x
     return operands, parts, num_threads(), _environment.get(_name)
@@ -106,22 +109,37 @@ def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
 def with_arrays(query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Signature | None:
     """Return the signature of a call with arrays or a seed among its options; None for other calls.
 
-    Its entry has no problem, which would hold these. Here rules count as met from now on.
+    The entry has no problem, which would hold these.
     """
     operands = array_operands(query, key, value)
     arrays = {name: x for name in VARYING if type(x := options.get(name)) is np.ndarray}
     if operands is None or not (arrays or options.get("dropout")):
         return None
-    seed = options.get("seed")
-    if seed is not None and not (type(seed) is int and 0 <= seed < 2**64):
-        return None
     for name, x in arrays.items():
         if x.dtype != (bool if name == "mask" else query.dtype) or (name == "sink" and x.ndim != 1):
             return None
         operands += name, x.shape, x.strides
-    signed = signature(operands, {name: x for name, x in options.items() if name not in arrays and name != "seed"})
-    rules = [x for name in RULES if isinstance(x := options.get(name), Rule)]
-    return signed if signed is not None and met(*rules, record=True) else None
+    return signature_beside(arrays, operands, options)
+
+
+def signature_beside(
+    arrays: Collection[str], operands: tuple[Any, ...] | None, options: Mapping[str, Any]
+) -> Signature | None:
+    """Return the signature of a call if its rules have forms that were met, None for other calls.
+
+    arrays: the options that count among the operands. The seed is given to each run, too.
+    """
+    seed = options.get("seed")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
+        return None
+    others = options
+    if arrays or "seed" in options:
+        others = {name: x for name, x in options.items() if name not in arrays and name != "seed"}
+    signed, mask, score = signature(operands, others), others.get("mask"), others.get("score")
+    if signed is None or (mask is None and score is None):
+        return signed
+    unchecked = bool(arrays or options.get("dropout"))  # the checks record rules of other calls
+    return signed if met(mask, score, record=unchecked) else None
 
 
 def entries() -> dict[Signature | None, Entry]:

@@ -51,8 +51,8 @@ def form_of(node: Node) -> Form:
 
 def tables_of(*nodes: Node | None) -> tuple[Table, ...]:
     """Return the tables of rules, in the order of their programs; those of equal forms are alike."""
-    found = [tables for node in nodes if node is not None and (tables := Program.of([node]).tables)]
-    return found[0] if len(found) == 1 else tuple([x for tables in found for x in tables])
+    each = [tables for node in nodes if node is not None and (tables := Program.of([node]).tables)]
+    return each[0] if len(each) == 1 else tuple([x for tables in each for x in tables])
 
 
 def _nested(program: Program) -> bool:

@@ -67,9 +67,10 @@ def folded(
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    if call.options["origin"] is None:
+    options = call.options
+    if options["origin"] is None:
         whole(call, {role: s for role, s in zip(roles, shapes, strict=True) if s is not None})
-    options = call.options | {"origin": checks.origin(call.options["origin"])}
+        options = options | {"origin": (0, 0, 0)}  # rules see a part of the folded call
     inner = replace(call, options=options, folded=call.folded + 1, cached=None)
     results = apply(inner, *map(with_batch_axis, given, roles, mapped))
     if not sums:
@@ -80,10 +81,12 @@ def folded(
 
 def whole(call: TensorCall, shapes: dict[Any, Any]) -> None:
     """Check that rules end with the batch elements and heads of a call, without the axes of `vmap`."""
-    size = CallSizes.of(call, [shapes.get(x) for x in call.inputs])
-    for rule in (*map(call.options.get, RULES), *(rule for s in call.observe for rule in s.rules)):
-        if rule is not None:
-            checks.whole(rule, math.prod(size.lead), size.heads)
+    rules = [*map(call.options.get, RULES), *(rule for s in call.observe for rule in s.rules)]
+    if any(rule is not None for rule in rules):
+        size = CallSizes.of(call, [shapes.get(x) for x in call.inputs])
+        for rule in rules:
+            if rule is not None:
+                checks.whole(rule, math.prod(size.lead), size.heads)
 
 
 @dataclass(frozen=True)

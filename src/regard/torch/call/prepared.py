@@ -15,7 +15,7 @@ from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import PreparedCall, choose
 from regard.ops import callcache
-from regard.ops.callcache import Entry, Signature, signature
+from regard.ops.callcache import VARYING, Entry, Signature, signature, signature_beside
 from regard.ops.normalization import causally
 from regard.rules import Table, as_mask, tables_of
 from regard.runtime import memory
@@ -27,7 +27,6 @@ from regard.torch.tensors.modes import profiled, transformed, watched
 from regard.torch.tensors.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "sink", "dropout", "seed", "layout"}
-TENSORS = ("bias", "mask", "sink")  # options whose tensors count among the operands, in a prepared call's order
 OPERANDS = ("query", "key", "value")
 STEP_OPTIONS = {"causal", "scale"}
 OF_SINK = ("denominators", "outside")
@@ -42,7 +41,7 @@ class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse; in 16 bits also low.
 
     run: the engine's prepared call. ready: the call that it was made of. step: it takes any number of keys. more: the
-    names of TENSORS that it has. If it has derivatives, fields is what their problems share: all but the tensors, and
+    names of VARYING that it has. If it has derivatives, fields is what their problems share: all but the tensors, and
     rules that read tables, whose values change.
     """
 
@@ -74,33 +73,33 @@ class CachedTensorCall:
         """
         return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
-    def result(self, call: TensorCall, given: Any, seed: Any, apply: Callable[..., Any]) -> torch.Tensor | None:
+    def result(self, call: TensorCall, tensors: Any, seed: Any, apply: Callable[..., Any]) -> torch.Tensor | None:
         """Return the output of query, key, value and the other tensors, with the derivatives that they need.
 
         None where a call with derivatives is not cached. seed: read with dropout. apply: applies a call to its inputs.
         """
-        if undifferentiated(*given):
-            return self.output(given, seed if self.seeded else 0, call.tables)
-        if self.fields is None and not (self.step and given[0].dtype not in SHORT):
+        if undifferentiated(*tensors):
+            return self.output(tensors, seed if self.seeded else 0, call.tables)
+        if self.fields is None and not (self.step and tensors[0].dtype not in SHORT):
             return None
-        results: tuple[torch.Tensor, ...] = apply(*self.applied_to(call, given, seed))
+        results: tuple[torch.Tensor, ...] = apply(*self.applied_to(call, tensors, seed))
         return results[0]
 
-    def output(self, given: tuple[torch.Tensor, ...], seed: Any, tables: tuple[Table, ...]) -> torch.Tensor:
+    def output(self, tensors: tuple[torch.Tensor, ...], seed: Any, tables: tuple[Table, ...]) -> torch.Tensor:
         """Return the output alone."""
-        out = self.new(given[0])
+        out = self.new(tensors[0])
         if self.sink:
-            given = *given[:-1], self.sums(given[-1])
-        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, given)], given, int(seed), tables)
+            tensors = *tensors[:-1], self.sums(tensors[-1])
+        self.write([out.data_ptr(), self.lse_address, *map(data_ptr, tensors)], tensors, int(seed), tables)
         return out
 
     def __call__(self, call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return out and lse, and low in 16 bits."""
         out, lse = self.new(inputs[0]), inputs[0].new_empty(self.rows, dtype=self.real)
-        given, seed = (inputs, 0) if len(inputs) == len(OPERANDS) else self.arranged(call, inputs)
-        addresses = [out.data_ptr(), lse.data_ptr(), *map(data_ptr, given)]
+        tensors, seed = (inputs, 0) if len(inputs) == len(OPERANDS) else self.arranged(call, inputs)
+        addresses = [out.data_ptr(), lse.data_ptr(), *map(data_ptr, tensors)]
         if not self.low:
-            self.write(addresses, given, seed, call.tables)
+            self.write(addresses, tensors, seed, call.tables)
             return out, lse
         if self.run_low is None:
             self.run_low = self.prepared(call, "forward", inputs)
@@ -117,10 +116,10 @@ class CachedTensorCall:
         return tuple([named[name] for name in self.names]), int(named["seed"]) if self.seeded else 0
 
     def write(
-        self, addresses: list[int], given: tuple[torch.Tensor, ...], seed: int, tables: tuple[Table, ...]
+        self, addresses: list[int], tensors: tuple[torch.Tensor, ...], seed: int, tables: tuple[Table, ...]
     ) -> None:
         if self.step:
-            _, k, v = given
+            _, k, v = tensors
             self.run(addresses, k.shape[-2], k.stride(), v.stride())
         else:
             self.run(addresses, seed=seed, tables=tables)
@@ -129,11 +128,11 @@ class CachedTensorCall:
         """Return the sink as engines read it, in the dtype of sums."""
         return sink if sink.dtype is self.real and sink.is_contiguous() else sink.detach().to(self.real).contiguous()
 
-    def applied_to(self, call: TensorCall, given: Any, seed: Any) -> tuple[Any, ...]:
+    def applied_to(self, call: TensorCall, tensors: Any, seed: Any) -> tuple[Any, ...]:
         """Return the call with the derivatives that these tensors need, and its inputs."""
         if not (self.more or self.seeded):
-            return call, *given
-        named = dict(zip(self.names, given, strict=True))
+            return call, *tensors
+        named = dict(zip(self.names, tensors, strict=True))
         if self.seeded:
             named["seed"] = torch.as_tensor(seed, device="cpu")
         if "bias" in named and named["bias"].requires_grad:
@@ -185,8 +184,8 @@ class CachedTensorCall:
         more: tuple[torch.Tensor, ...] = saved[2:]
         g = [new_gradient(x, self.layout.positions_first) for x in inputs[:3]]
         if len(inputs) > len(OPERANDS):
-            given, seed = self.arranged(call, inputs)
-            more += given[3:]
+            tensors, seed = self.arranged(call, inputs)
+            more += tensors[3:]
             if self.sink:
                 g.append(torch.empty_like(more[-1]))
                 more = *more, g[-1]
@@ -255,8 +254,8 @@ def with_tensor(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) ->
 
 
 def tensors_of(options: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the TENSORS that are tensors."""
-    return {name: x for name in TENSORS if isinstance(x := options.get(name), torch.Tensor)}
+    """Return the options of VARYING that are tensors."""
+    return {name: x for name in VARYING if isinstance(x := options.get(name), torch.Tensor)}
 
 
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
@@ -268,21 +267,10 @@ def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature |
         return signature(tensor_operands(q, k, v, True), options)
     if not options.keys() <= OPTIONS:
         return None
-    seed = options.get("seed")
-    if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):  # a tensor holds it
-        return None
-    given, operands = tensors_of(options), tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS)
-    for name, x in given.items():
+    tensors, operands = tensors_of(options), tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS)
+    for name, x in tensors.items():
         operands = with_tensor(operands, name, x)
-    others = options
-    if given or "seed" in options:
-        others = {name: x for name, x in options.items() if name not in given and name != "seed"}
-    signed = signature(operands, others)
-    mask, score = others.get("mask"), others.get("score")
-    if signed is None or (mask is None and score is None):
-        return signed
-    unchecked = bool(given or options.get("dropout"))  # the checks record rules of other calls
-    return signed if callcache.met(mask, score, record=unchecked) else None
+    return signature_beside(tensors, operands, options)
 
 
 def cached(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
@@ -322,8 +310,10 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     floats, others = [*OPERANDS, *["sink"] * ("sink" in tensors)], [*["bias"] * ("bias" in tensors), *seed]
     named: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v} | tensors | seed
     step = is_step(q, k, v, options)
-    given = DEFAULTS | options | dict.fromkeys(tensors) | {"observe": (), "seed": None}
-    call = TensorCall(given, tuple(floats), tuple(others), low=q.dtype in SHORT and not (step or "mask" in tensors))
+    call_options = DEFAULTS | options | dict.fromkeys(tensors) | {"observe": (), "seed": None}
+    call = TensorCall(
+        call_options, tuple(floats), tuple(others), low=q.dtype in SHORT and not (step or "mask" in tensors)
+    )
     reading = call
     if "mask" in tensors:  # it belongs to the caller
         mask = as_mask(tensors["mask"])
