@@ -335,6 +335,19 @@ def test_rules_do_not_see_the_axis_that_vmap_took() -> None:
             vmap(vmap(partial(function, **options, origin=(0, 0, 0))))(x)
 
 
+def test_rules_of_statistics_do_not_see_the_axis_that_vmap_took() -> None:
+    flags, x = regard.table(np.array([[True] * 6, [True, False] * 3])), normal(3, 2, 1, 6, 4)
+    for rule in (regard.padding([2, 4]), regard.mask(lambda b, h, i, j: flags[b, j])):
+        mass = regard.mass(rule)
+        function = partial(seen_of, mass)
+        assert torch.equal(vmap(function)(x), torch.stack([function(each) for each in x]))
+
+
+def seen_of(statistic: Any, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = regard.attention(x, x, x, observe=[statistic])[1][statistic]
+    return found
+
+
 def test_randomness_governs_dropout() -> None:
     x = normal(3, 1, 6, 4).expand(3, 1, 6, 4)[:1].expand(3, 1, 6, 4)
 

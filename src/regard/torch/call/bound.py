@@ -12,7 +12,7 @@ from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, device_of
-from regard.core.statistics import ENTROPY, LSE, each_array
+from regard.core.statistics import ENTROPY, LSE, Mass, each_array
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
 from regard.ops.normalization import problem_from
@@ -168,16 +168,17 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
     b becomes its remainder by the size of the other axes, counted from the origin.
     """
     first, size = options["origin"][0], math.prod(lead[folded:])
-    changed: dict[str, Any] = {}
-    for name in RULES:
-        rule = options[name]
+
+    def inner(rule: Any) -> Any:
         if rule is None or "b" not in reads(rule.node):
-            continue
+            return rule
         for need in rule.requires:
             if need.axis == "b":
                 need.check(first, first + size)
         b = Traced(make("b", "int"))
-        inner = (b - first) % size + first
+        remainder = (b - first) % size + first
         rest = tuple(need for need in rule.requires if need.axis != "b")
-        changed[name] = replace(rule, node=substitute(rule.node, {b.node: inner.node}), requires=rest)
-    return changed
+        return replace(rule, node=substitute(rule.node, {b.node: remainder.node}), requires=rest)
+
+    observe = tuple([type(s)(inner(s.of)) if isinstance(s, Mass) else s for s in options["observe"]])
+    return {name: inner(options[name]) for name in RULES} | {"observe": observe}
