@@ -92,3 +92,38 @@ def test_a_seed_that_is_traced(entered: list[str]) -> None:
         expected = regard.attention(*map(np.asarray, x), engine="cpu", dropout=0.4, seed=seed)
         assert np.asarray(found).tobytes() == expected.tobytes()
         entered.clear()
+
+
+@pytest.mark.parametrize("n", [7, 200])
+def test_tables_that_are_traced(n: int, entered: list[str]) -> None:
+    """A prepared call reads them in each run; calls of several tiles, and wider integers, are computed as a whole."""
+    q, k, v, dout = operands("bhnd", jnp.float32)
+    k, v = (jnp.asarray(RNG.standard_normal((2, 2, n, x.shape[-1])), jnp.float32) for x in (k, v))
+
+    def call(lengths: Any, slopes: Any) -> Any:
+        def f(q: Any, k: Any, v: Any) -> Any:
+            return regard.attention(q, k, v, mask=regard.padding(lengths), score=regard.alibi(slopes))
+
+        out, pull = jax.vjp(f, q, k, v)
+        return out, *pull(dout)
+
+    compiled = jax.jit(call)
+    many = 2**30
+    for lengths, slopes in (
+        ([5, 3], 0.1),
+        ([1, n], 2.0),
+        ([0, 2], 0.0),
+        ([many, 4], 1.0),
+        ([n, 1], np.inf),
+        ([2, 2], 0.5),
+    ):
+        given = jnp.array(lengths, jnp.int32), jnp.full(4, slopes, jnp.float32)
+        found = compiled(*given)
+        assert bool(entered) == (n > 128 or many in lengths or slopes == np.inf)
+        mask, score = (regard.padding(np.array(lengths)), regard.alibi(np.array(given[1])))
+        plain = [np.asarray(a) for a in (q, k, v)]
+        expected = [regard.attention(*plain, engine="cpu", mask=mask, score=score)]
+        g = regard.attention_vjp(*plain, np.asarray(dout), engine="cpu", mask=mask, score=score)
+        for a, b in zip(found, [*expected, g.query, g.key, g.value], strict=True):
+            assert np.asarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+        entered.clear()

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 import jax
-from regard.engines import PreparedCall
 from regard.jax import parts
-from regard.jax.task import PrimitiveTask, Shape, named, prepared_call, run, seed_of
+from regard.jax.task import PreparedTask, PrimitiveTask, Shape, named, run
 from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
 
@@ -119,19 +118,16 @@ class Prepared:
         head, _, task = text.partition(b"\n")
         self.task = PrimitiveTask.parse(task.decode())
         self.operands, self.results = ([(tuple(s), named(t)) for s, t in each] for each in json.loads(head))
-        self.fast: tuple[PreparedCall, list[int]] | None = None
-        self.seed = self.task.operands.index("seed") if "seed" in self.task.operands else None
+        self.fast: PreparedTask | None = None
         self.threads = 0
 
     def run(self, operands: list[int], results: list[int]) -> None:
         if self.threads != num_threads():
             self.threads = num_threads()
-            self.fast = prepared_call(self.task, views(self.operands, operands))
+            self.fast = PreparedTask.of(self.task, views(self.operands, operands))
         if self.fast is not None:
-            prepared, order = self.fast
-            every = *results, *operands
-            seed = None if self.seed is None else seed_of(view(*self.operands[self.seed], operands[self.seed]))
-            if prepared([every[n] for n in order], seed=seed):
+            values = [view(*self.operands[n], operands[n]) for n in self.fast.read]
+            if self.fast((*results, *operands), values):
                 return
         if self.task.step is not None:
             parts.run(self.task, views(self.operands, operands), views(self.results, results))

@@ -16,7 +16,7 @@ from regard.core.options import ARRAYS, RULES
 from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.core.statistics import KINDS, Mass, Sizes, Statistic, statistic
 from regard.engines import PreparedCall, choose
-from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
+from regard.rules import Form, Mask, Node, Score, Table, form_of, reads, rule_from_text, tables_of
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -373,27 +373,58 @@ ADDRESSES = {
 """The arrays of an engine's prepared function in order (see `Guarded.prepare`); gradients are "g.query"."""
 
 
-def prepared_call(task: PrimitiveTask, operands: Sequence[Array]) -> tuple[PreparedCall, list[int]] | None:
-    """Return a small call of forward or backward that is run again at other addresses, None if there is none.
+@dataclass(frozen=True)
+class PreparedTask:
+    """A small call of forward or backward that is run again at other addresses.
 
-    With it come the positions of its arrays among results and operands.
+    order: the positions of its arrays among results and operands. read: those of operands whose values each run reads,
+    the seed and the tables of rules. forms: of its rules.
     """
-    if task.kind not in ADDRESSES or task.sizes or task.step is not None:
-        return None
-    results = task.results if task.kind == "forward" else [f"g.{name}" for name in task.results]
-    names = (*results, *(name for name in task.operands if name != "seed"))
-    order = [name for name in ADDRESSES[task.kind] if name in names]
-    whole = {"query", "key", "value"} if task.kind == "forward" else {"ct.out", "g.query", "g.key", "g.value"}
-    if len(order) < len(names) or not whole.issubset(order):
-        return None
-    if task.kind == "backward" and ("sink" in order) != ("g.sink" in order):
-        return None
-    swap = task.call.layout == "bnhd"
-    p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
-    if p.sink is not None and p.sink.dtype != p.compute:
-        return None
-    run = choose(p, task.call.engine, task.kind).prepare(p, task.kind, ["low"] * ("low" in names))
-    return None if run is None else (run, [[*results, *task.operands].index(name) for name in order])
+
+    task: PrimitiveTask
+    run: PreparedCall
+    order: tuple[int, ...]
+    read: tuple[int, ...]
+    forms: tuple[Form, ...]
+
+    @staticmethod
+    def of(task: PrimitiveTask, operands: Sequence[Array]) -> "PreparedTask | None":
+        """Prepare a task, if its engine can run it again."""
+        if task.kind not in ADDRESSES or task.sizes or task.step is not None:
+            return None
+        read = tuple(n for n, name in enumerate(task.operands) if name == "seed" or ".table" in name)
+        results = task.results if task.kind == "forward" else [f"g.{name}" for name in task.results]
+        names = (*results, *(name for n, name in enumerate(task.operands) if n not in read))
+        order = [name for name in ADDRESSES[task.kind] if name in names]
+        whole = {"query", "key", "value"} if task.kind == "forward" else {"ct.out", "g.query", "g.key", "g.value"}
+        if len(order) < len(names) or not whole.issubset(order):
+            return None
+        if task.kind == "backward" and ("sink" in order) != ("g.sink" in order):
+            return None
+        swap = task.call.layout == "bnhd"
+        p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
+        if p.sink is not None and p.sink.dtype != p.compute:
+            return None
+        run = choose(p, task.call.engine, task.kind).prepare(p, task.kind, ["low"] * ("low" in names))
+        places = [[*results, *task.operands].index(name) for name in order]
+        forms = tuple(form_of(node) for node in (p.mask_node, p.score_node) if node is not None)
+        return None if run is None else PreparedTask(task, run, tuple(places), read, forms)
+
+    def __call__(self, addresses: Sequence[int], values: Sequence[Array]) -> bool:
+        """Run the task, and return True; False for numbers that only the task itself computes.
+
+        addresses: of results and operands. values: of the operands that are read.
+        """
+        x = {self.task.operands[n]: a for n, a in zip(self.read, values, strict=True)}
+        seed, tables = seed_of(x.pop("seed")) if "seed" in x else None, None
+        if x:
+            call = self.task.call
+            rules = rule(Mask, "mask", call.mask, x)[0], rule(Score, "score", call.score, x)[0]
+            nodes = [each.node for each in rules if each is not None]
+            if tuple(map(form_of, nodes)) != self.forms:
+                return False
+            tables = tables_of(*nodes)
+        return self.run([addresses[n] for n in self.order], seed=seed, tables=tables)
 
 
 def transpose(name: str, a: Array) -> Array:
