@@ -65,7 +65,7 @@ def test_known_calls(options: str, layout: str, entered: list[str]) -> None:
     for _ in range(3):  # memory of the one before is dirty
         x = operands(layout, jnp.float32)
         found = compiled(*x, {name: jnp.asarray(a) for name, a in arrays.items()})
-        assert not entered
+        assert entered == ["backward"] * (layout == "bnhd")  # whose gradients have another order in memory
         plain = [np.asarray(a) for a in x]
         expected = [regard.attention(*plain[:3], engine="cpu", **given, **arrays)]
         g = regard.attention_vjp(*plain, engine="cpu", **given, **arrays)

@@ -275,6 +275,19 @@ def test_a_bias_with_a_gradient_is_trained_whenever_it_has_one() -> None:
         assert len(found) == 3 + needed
 
 
+def test_inputs_of_a_known_call_stay_as_they_are() -> None:
+    """Those of the call that it was made of, and of each other one."""
+    every = [
+        [*leaves(seed, SIZES["padded vectors"], torch.float32), torch.randn(4).requires_grad_()] for seed in range(3)
+    ]
+    before = [[x.detach().clone() for x in inputs] for inputs in every]
+    outputs = [regard.attention(q, k, v, sink=sink, bias=q.detach()[..., :1]) for q, k, v, _, sink in every]
+    for (q, k, v, dout, sink), out in zip(every[::-1], outputs[::-1], strict=True):
+        torch.autograd.grad(out, (q, k, v, sink), dout)
+    for inputs, copies in zip(every, before, strict=True):
+        assert all(map(torch.equal, inputs, copies))
+
+
 def test_seeds_that_are_drawn() -> None:
     """A known call draws as many numbers of PyTorch's generator as an unknown one."""
     inputs = leaves(0, SIZES["padded vectors"], torch.float32)

@@ -399,9 +399,9 @@ class PreparedTask:
         whole = {"query", "key", "value"} if task.kind == "forward" else {"ct.out", "g.query", "g.key", "g.value"}
         if len(order) < len(names) or not whole.issubset(order):
             return None
-        if task.kind == "backward" and ("sink" in order) != ("g.sink" in order):
-            return None
         swap = task.call.layout == "bnhd"
+        if task.kind == "backward" and (swap or ("sink" in order) != ("g.sink" in order)):
+            return None  # gradients are (..., h, n, d) without gaps
         p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
         if p.sink is not None and p.sink.dtype != p.compute:
             return None

@@ -66,7 +66,8 @@ class PreparedBackward:
             self.positions[at] = len(schedule.addresses)
             self.narrowings.append((at, Narrowing(sums[..., : like.shape[-1]], like.dtype, target)))
             self.sums += [sums] * (name != "dq")
-        self.run_fields, self.c, self.sink = run_fields, own.get("c"), own.get("sink")
+        self.run_fields, self.c, sink = run_fields, own.get("c"), own.get("sink")
+        self.sink = None if sink is None else sink.copy()  # each run writes here
         self.copies, self.busy = [stage.fields[0] for stage in self.stages], False
 
     def __call__(
