@@ -65,7 +65,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(adapter, name, on_host_arrays(name))
     monkeypatch.setitem(sys.modules, "hostarrays", package)
     monkeypatch.setitem(loaders, "host", lambda: adapter)
-    monkeypatch.setattr(frameworks, "FRAMEWORKS", [*frameworks.FRAMEWORKS, ("hostarrays", "HostArray", "host")])
+    monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, ("hostarrays", "HostArray", "host")))
 
 
 @pytest.fixture

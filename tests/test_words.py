@@ -33,7 +33,7 @@ UNCLEAR = {
     "engines": (0, 4),
     "ops": (1, 15),
     "reference": (1, 0),
-    "torch": (13, 55),
+    "torch": (13, 53),
 }
 
 OPENINGS = {"What", "Whether", "Where", "How", "Of", "As"}

@@ -14,7 +14,7 @@ from regard.loaders import loaders
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
-FRAMEWORKS = [("torch", "Tensor", "torch"), ("jax", "Array", "jax")]
+FRAMEWORKS: tuple[tuple[str, str, str], ...] = (("torch", "Tensor", "torch"), ("jax", "Array", "jax"))
 """Frameworks by the module and the name of their class of arrays, with the key of their adapter in `loaders`."""
 _plain = {np.ndarray, type(None), bool, int, float, str}
 

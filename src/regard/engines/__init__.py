@@ -130,8 +130,8 @@ class Guarded:
         dense masks and the sink that there are, and in backward the gradient of the sink: both (h,) in the dtype of
         sums. seed, tables: of dropout, and `tables_of` rules of the problem's forms; by default the problem's. Inputs
         have the same shapes and strides as in the problem, outputs and their cotangents those of `Problem.new_output`,
-        and gradients are contiguous. vary: "low" says that there is one. With "keys" their number differs too. It
-        follows, with the strides of key and value in numbers, not bytes.
+        and gradients are (..., h, n, d) without gaps. vary: "low" says that there is one. With "keys" their number
+        differs too. It follows, with the strides of key and value in numbers, not bytes.
         """
         prepare = None if unknown(self.engine, function, p) else getattr(self.engine, "prepare", None)
         return None if prepare is None else prepare(p, function, vary)

@@ -416,7 +416,8 @@ class PreparedTask:
         addresses: of results and operands. values: of the operands that are read.
         """
         x = {self.task.operands[n]: a for n, a in zip(self.read, values, strict=True)}
-        seed, tables = seed_of(x.pop("seed")) if "seed" in x else None, None
+        seed = seed_of(x.pop("seed")) if "seed" in x else None
+        tables = None
         if x:
             call = self.task.call
             rules = rule(Mask, "mask", call.mask, x)[0], rule(Score, "score", call.score, x)[0]

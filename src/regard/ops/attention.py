@@ -19,7 +19,7 @@ from regard.core.types import Array, ArrayLike, Options, TileOptions
 from regard.engines import Engine, choose
 from regard.ops import callcache
 from regard.ops import metric as metrics
-from regard.ops.callcache import VARYING, Signature, array_operands, signature, with_arrays
+from regard.ops.callcache import Signature, array_operands, arrays_in, signature, with_arrays
 from regard.ops.normalization import checked, prepare, problem_from
 from regard.ops.tangents import differential_out, known_outputs, outputs_in, tangents_in
 from regard.rules import Table
@@ -149,18 +149,19 @@ def attention(
     True
     """
     plain = type(observe) is tuple and not observe
-    signed = signature(array_operands(query, key, value), options) if plain else None
+    operands = array_operands(query, key, value) if plain else None
+    signed = signature(operands, options)
     simple = plain and engine is None and return_weights is False
-    of_arrays = with_arrays(query, key, value, options) if simple and signed is None else None
-    if simple and (known := callcache.find(signed or of_arrays)) is not None and known.call is not None:
+    of_call = signed or with_arrays(operands, options) if simple else None
+    if (known := callcache.find(of_call)) is not None and known.call is not None:
         return known.call(query, key, value, options)
     p = checked(signed, query, key, value, {**options, "observe": observe})
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.pairs if return_weights else 0)
     chosen = choose(p, engine)
     arranged = Layout.of(query, options.get("layout", "bhnd"))
-    if simple:
-        _cache_call(signed, of_arrays, p, chosen, arranged.out_shape(p), options)
+    if of_call is not None:
+        _cache_call(of_call, signed is None, p, chosen, arranged.out_shape(p), options)
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
@@ -174,20 +175,19 @@ def attention(
 
 
 def _cache_call(
-    signed: Signature | None, of_arrays: Signature | None, p: Problem, chosen: Engine, shape: tuple[int, ...],
-    options: Mapping[str, Any],
-) -> None:  # fmt: skip
+    signed: Signature, new: bool, p: Problem, chosen: Engine, shape: tuple[int, ...], options: Mapping[str, Any]
+) -> None:
     """Cache the call of a problem if its engine can run it again.
 
-    Only calls with a signature in the store are cached, and those with a signature of arrays.
+    new: whether to store an entry. Otherwise checks did, or the rules of the call were in no earlier one.
     """
-    entry = callcache.find(signed or of_arrays)
-    if entry is None and of_arrays is not None:
-        callcache.store(of_arrays, entry := callcache.Entry())
+    entry = callcache.find(signed)
+    if entry is None and new:
+        callcache.store(signed, entry := callcache.Entry())
     if entry is not None and not entry.tried:
-        arrays = [] if of_arrays is None else [name for name in VARYING if type(options.get(name)) is np.ndarray]
         run = chosen.prepare(p)
-        entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape, arrays)
+        call = None if run is None else callcache.CachedCall(run, p, shape, arrays_in(options))
+        entry.tried, entry.call = True, call
 
 
 @dispatched

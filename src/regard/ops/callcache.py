@@ -106,17 +106,21 @@ def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
     )  # fmt: skip
 
 
-def with_arrays(query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Signature | None:
+def arrays_in(options: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the options of `VARYING` that are NumPy arrays."""
+    return {name: x for name in VARYING if type(x := options.get(name)) is np.ndarray}
+
+
+def with_arrays(operands: tuple[Any, ...] | None, options: Mapping[str, Any]) -> Signature | None:
     """Return the signature of a call with arrays or a seed among its options; None for other calls.
 
-    The entry has no problem, which would hold these.
+    operands: as of `array_operands`. The entry has no problem, which would hold arrays and seed.
     """
-    operands = array_operands(query, key, value)
-    arrays = {name: x for name in VARYING if type(x := options.get(name)) is np.ndarray}
+    arrays = arrays_in(options)
     if operands is None or not (arrays or options.get("dropout")):
         return None
     for name, x in arrays.items():
-        if x.dtype != (bool if name == "mask" else query.dtype) or (name == "sink" and x.ndim != 1):
+        if x.dtype != (bool if name == "mask" else operands[0]) or (name == "sink" and x.ndim != 1):
             return None
         operands += name, x.shape, x.strides
     return signature_beside(arrays, operands, options)
@@ -178,12 +182,12 @@ def met(*rules: Rule | None, record: bool = False) -> bool:
 class CachedCall:
     """A call of one signature on NumPy arrays, which computes the output.
 
-    run: the engine's prepared call. shape: of the output, as the caller sees it. arrays: the names of `VARYING` that it
-    has.
+    run: the engine's prepared call. shape: of the output, as the caller sees it. arrays: the names of `arrays_in` its
+    options.
     """
 
-    def __init__(self, run: PreparedCall, p: Problem, shape: tuple[int, ...], arrays: list[str]):
-        self.run, self.shape, self.dtype, self.compute, self.arrays = run, shape, p.dtype, p.compute, arrays
+    def __init__(self, run: PreparedCall, p: Problem, shape: tuple[int, ...], arrays: Collection[str]):
+        self.run, self.shape, self.dtype, self.compute, self.arrays = run, shape, p.dtype, p.compute, tuple(arrays)
         self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # never returned
         self.lse_address = address_of(self.lse)

@@ -163,7 +163,7 @@ def table(array: Any, name: str | None = None, *, bounds: Bounds = None) -> Tabl
     call. So a rule that is made once follows its parameter where a framework replaces it, as
     `torch.func.functional_call`, ``load_state_dict(assign=True)`` and FSDP2 do.
 
-    bounds: "clamp" makes an index beyond an end take the end, and so does None but for two cases.
+    bounds: "clamp" makes an index beyond an end take the end, and so does None, with exceptions.
     An axis read at ``i`` alone with an entry for each of n_q queries raises ValueError where
     n_q ≠ n_k and no `offset` is given. There i is row + n_k - n_q, which is no row of the table.
     An axis read at ``b`` or ``h`` alone raises where it is longer than the batch or the heads of a

@@ -234,7 +234,17 @@ class TangentFunction(AttentionOperation):
             return tuple(map(torch.add, second, moved))
 
 
-class BackwardTangentFunction(AttentionOperation):
+class FurtherOperation(AttentionOperation):
+    """A second derivative or one beyond it, whose derivatives `Further` computes from its inputs alone."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.call, *given = inputs
+        save_for_both_modes(ctx, *given)
+        ctx.set_materialize_grads(True)
+
+
+class BackwardTangentFunction(FurtherOperation):
     """∂B: tangents of the gradients.
 
     (call, *inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients.
@@ -253,12 +263,6 @@ class BackwardTangentFunction(AttentionOperation):
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.call, *given = inputs
-        save_for_both_modes(ctx, *given)
-        ctx.set_materialize_grads(True)
-
-    @staticmethod
     def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
         further = Further.of_backward_tangent(ctx.call, ctx.saved_tensors)
         return None, *further.reverse(zeros_for(u, further.given[: len(u)]))
@@ -268,7 +272,7 @@ class BackwardTangentFunction(AttentionOperation):
         return Further.of_backward_tangent(ctx.call, ctx.saved_tensors).forward(tangents)
 
 
-class TangentTangentFunction(AttentionOperation):
+class TangentTangentFunction(FurtherOperation):
     """∂J: tangents of the tangents along a second direction.
 
     (call, *inputs, *outputs, *t, *d_t, *u, *d_u) → ∂J(x, t, u). t and u are tangents of the floats, d_t and d_u those
@@ -287,12 +291,6 @@ class TangentTangentFunction(AttentionOperation):
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.call, *given = inputs
-        save_for_both_modes(ctx, *given)
-        ctx.set_materialize_grads(True)
-
-    @staticmethod
     def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
         return None, *Further.of_tangent_tangent(ctx.call, ctx.saved_tensors).reverse(u)
 
@@ -301,7 +299,7 @@ class TangentTangentFunction(AttentionOperation):
         return Further.of_tangent_tangent(ctx.call, ctx.saved_tensors).forward(tangents)
 
 
-class FurtherDerivativeFunction(AttentionOperation):
+class FurtherDerivativeFunction(FurtherOperation):
     """A derivative beyond the second: (call with its steps, *inputs, *rest) → results.
 
     It varies with the floats of the call and with `rest`, and so do its derivatives: each has one step more.
@@ -318,12 +316,6 @@ class FurtherDerivativeFunction(AttentionOperation):
     def forward(call: TensorCall, *given: torch.Tensor) -> Tensors:
         found: Tensors = execute("attention_derivative", call, given)
         return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        ctx.call, *given = inputs
-        save_for_both_modes(ctx, *given)
-        ctx.set_materialize_grads(True)
 
     @staticmethod
     def backward(ctx: Any, *u: torch.Tensor | None) -> Any:

@@ -1,1 +1,1 @@
-"""What all calls need of tensors and of PyTorch's state."""
+"""Tensors as NumPy arrays, tables and parameters, and the active modes of PyTorch."""

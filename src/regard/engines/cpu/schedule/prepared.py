@@ -84,8 +84,8 @@ class PreparedForward:
         """Run the call, and return True.
 
         addresses: of out, lse, query, key and value, then of low, the bias, the dense masks and the sink that there
-        are. keys: see `PreparedStep.arrange`. seed: of dropout, by default the problem's, as
-        are tables: those of rules of the same forms.
+        are. keys: see `PreparedStep.arrange`. seed: of dropout. tables: those of rules of the same forms. By default
+        both are the problem's.
         """
         if self.busy:  # in a signal's handler
             return type(self)(*self.arguments)(addresses, *keys, seed=seed, tables=tables)

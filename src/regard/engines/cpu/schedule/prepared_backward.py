@@ -76,8 +76,8 @@ class PreparedBackward:
         """Run the call, and return True; False where weights are corrected, as an lse is too large.
 
         addresses: of out, lse, the cotangent of out, query, key, value and their gradients, then of low, the bias, the
-        dense masks and the sink that there are, and of the gradient of that. seed: of dropout,
-        by default the problem's, as are tables: those of rules of the same forms.
+        dense masks and the sink that there are, and of the gradient of that. seed: of dropout.
+        tables: those of rules of the same forms. By default both are the problem's.
         """
         if self.busy:  # in a signal's handler
             return False
